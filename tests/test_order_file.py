@@ -121,7 +121,8 @@ def test_files_of_other_tools_are_orders(tmp_path: Path) -> None:
 
 
 def wrong() -> Iterator[tuple[str, dict[str, Any]]]:
-    yield "steps", {"step": np.array([0, 0, 0, 1, 1, 2, 2, 2, 3, 3])}
+    yield "steps", {"step": np.array([0, 0, 0, 1, 1, 3, 3, 3, 4, 4])}
+    yield "steps", {"step": np.array([0, 0, 0, 1, 1, 0, 0, 0, 0, 0])}
     yield "steps", {"step": np.arange(10)[::-1] // 2}
     yield "numbers", {"frame_index": pa.array([None, *range(9)])}
     yield "numbers", {"frame_index": np.arange(10) + 0.5}
@@ -141,6 +142,34 @@ def test_first_step_may_be_several_row_groups(tmp_path: Path) -> None:
     for rows, size in ((10, 7), (7, 7)):
         steps = np.arange(rows) // 7 + 3
         assert OrderFile(foreign(tmp_path / "steps.parquet", rows, group=2, step=steps)).batch_size == size
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 9])
+@pytest.mark.parametrize(("sizes", "size"), [((4, 4, 2), 4), ((4, 2, 4), None), ((2, 4), None), ((3, 3, 3), 3)])
+def test_steps_of_several_sizes_have_no_batch_size(
+    tmp_path: Path, sizes: tuple[int, ...], size: int | None, group: int
+) -> None:
+    steps = np.repeat(np.arange(len(sizes)), sizes)
+    file = OrderFile(foreign(tmp_path / "steps.parquet", len(steps), group=group, step=steps))
+    assert file.batch_size == size
+    assert np.concatenate([block.step for block in file.blocks()]).tolist() == steps.tolist()
+
+
+def test_file_that_shrinks_under_a_reader_is_refused(tmp_path: Path) -> None:
+    """A mapped one would end the process."""
+    path = foreign(tmp_path / "order.parquet", 40_000, group=20_000, frame_index=np.arange(40_000) % 977)
+    program = f"""
+import os
+from understudy.order_file import OrderFile
+file = OrderFile({str(path)!r})
+os.truncate(file.path, 100)
+try:
+    file.read(1)
+except ValueError as error:
+    print(type(error).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["DatasetError"], done
 
 
 def test_files_of_other_tools_are_refused_once_they_change(tmp_path: Path) -> None:
@@ -169,7 +198,8 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     pq.write_table(
         pa.table({"episode": pa.array([], pa.int64()), "frame": pa.array([], pa.int64())}), tmp_path / "no.parquet"
     )
-    for name, what in (("text", "parquet"), ("lacking", "frame"), ("no", 0), ("missing", "missing.parquet")):
-        with refused(what, where=f"{name}.parquet", fix=""):
+    for name, what in (("text", "parquet"), ("lacking", "frame"), ("no", 0), ("missing", "directory")):
+        with refused(what, where=f"{name}.parquet", fix="") as caught:
             OrderFile(tmp_path / f"{name}.parquet")
+        assert str(caught.value).count(f"{name}.parquet") == 1
     assert GROUP <= 1 << 20

@@ -125,6 +125,7 @@ class OrderFile:
         facts: of an exported file; {} of one of other tools.
         names: of the datasets; one empty name without the column `dataset`.
         batch_size: samples of each step; None where steps differ, or are not known.
+        has_steps: whether steps are known; otherwise each row is one.
         start, stop: the first position, and the one behind the last.
         digest: of the content.
 
@@ -135,9 +136,13 @@ class OrderFile:
     def __init__(self, path: str | os.PathLike[str], digest: str | None = None) -> None:
         self.path = Path(path)
         try:
+            self.path.stat()
             self._metadata = pq.read_metadata(path)
         except (OSError, pa.ArrowException) as error:
-            raise self._error(f"cannot be read: {error}", "give a parquet file, as `order export` writes it") from error
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise self._error(
+                f"cannot be read: {reason}", "give a parquet file, as `order export` writes it"
+            ) from error
         self.facts: dict[str, Any] = json.loads((self._metadata.metadata or {}).get(KEY, b"{}"))
         rows = [self._metadata.row_group(group).num_rows for group in range(self._metadata.num_row_groups)]
         if self.facts and (self.facts.get("seal"), len(self.facts["digests"])) != (_seal(self.facts), len(rows)):
@@ -152,6 +157,7 @@ class OrderFile:
         self.stop = self.start + int(self._ends[-1])
         self.names = tuple(str(dataset["name"]) for dataset in self.facts.get("datasets", ()))
         self.batch_size: int | None = self.facts.get("batch")
+        self.has_steps = "step" in self._metadata.schema.names
         self._digests: Sequence[str] = self.facts.get("digests", ())
         self.digest: str = self.facts.get("seal") or self._scan()
         if digest not in (None, self.digest):
@@ -165,18 +171,18 @@ class OrderFile:
 
     def _scan(self) -> str:
         """Read a file of other tools once: number its datasets, and find its batch size and its digest."""
-        digests, first, held, stepped = list[str](), 0, 0, "step" in self._metadata.schema.names
+        digests, sizes, last, held = list[str](), set[int](), None, 0
         for samples in self.blocks():
-            if stepped and self.batch_size is None:  # the first batch may be several row groups
-                first = first if digests else int(samples.step[0])
-                held += int((samples.step == first).sum())
-                if held <= samples.position[-1]:
-                    self.batch_size = held
-            size = self.batch_size or (self.stop if stepped else 1)
-            if (samples.step != first + samples.position // size).any():
-                raise self._error("has other steps than one by one of one size", "sort the rows by step")
+            jumps = np.diff(samples.step, prepend=samples.step[0] if last is None else last)
+            if ((jumps < 0) | (jumps > 1)).any():
+                raise self._error("has steps that do not rise one by one", "sort the rows by step")
+            begins, last = np.flatnonzero(jumps), samples.step[-1]
+            sizes |= set(np.diff(begins, prepend=-held).tolist())  # a step may be several row groups
+            held = len(jumps) - begins[-1] if len(begins) else held + len(jumps)
             digests.append(samples.digest)
-        self.batch_size, self._digests = self.batch_size or held or None, digests
+        if self.has_steps and len(sizes) < 2 and held <= (size := min(sizes, default=held)):
+            self.batch_size = int(size)
+        self._digests = digests
         return _digest("".join(digests).encode())
 
     def check_datasets(self, sources: Sequence[Any]) -> None:
@@ -208,7 +214,9 @@ class OrderFile:
     def read(self, group: int) -> Samples:
         """Read a row group, and compare it with its digest."""
         try:
-            with pq.ParquetFile(self.path, metadata=self._metadata, memory_map=True) as file:
+            with pq.ParquetFile(
+                self.path, metadata=self._metadata
+            ) as file:  # a mapped file that shrinks ends the process
                 table = file.read_row_group(group)
         except (OSError, pa.ArrowException) as error:
             raise self._error(f"is damaged, or was changed: {error}", "restore it") from error

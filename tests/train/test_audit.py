@@ -67,7 +67,7 @@ def test_account_equals_the_record_of_the_batches(eventful: Path) -> None:
         (12, 8, 2),
     ]
     assert skipped == {9}
-    assert result["in_skipped_steps"] == 8
+    assert result["not_trained"] == 8
     assert len(result["substitutions"]) >= 1
     assert {entry["source"] for entry in result["substitutions"]} == {"wide"}
     assert result["starts"][0]["weights"] == [3 / 6, 2 / 6, 1 / 6]
@@ -112,9 +112,29 @@ def test_exported_run_is_the_record_and_plays_again(eventful: Path, tmp_path: Pa
     assert pq.read_table(tmp_path / "part.parquet").to_pylist() == [
         row | {"rank": 0} for row in rows if row["step"] in (3, 4)
     ]
-    result, counts = audit_file(out, (), ())
+    result, counts = audit_file(out, "latest", (), ())
     assert counted(counts) == record
-    assert result["in_skipped_steps"] == 8
+    assert result["not_trained"] == 8
+    for words in (["--seed", "1"], ["--batch-size", "4"], ["--weights", "1", "2", "3"], ["--memory", "1GB"]):
+        assert main(["order", "export", str(eventful), str(tmp_path / "other.parquet"), *words]) == 2
+    assert not (tmp_path / "other.parquet").exists()
+
+
+def test_account_of_a_file_up_to_a_step_is_that_of_its_first_rows(tmp_path: Path) -> None:
+    table = pa.table({"step": [0, 0, 1, 1, 1, 2], "episode": [0, 1, 0, 0, 2, 1], "frame": [3, 1, 2, 3, 0, 0]})
+    pq.write_table(table, tmp_path / "order.parquet", row_group_size=2)
+    result, counts = audit_file(tmp_path / "order.parquet", 2, ["1", "2"], ["2"])
+    assert counted(counts) == {(0, 0, 3): 2, (0, 0, 2): 1, (0, 1, 1): 1, (0, 2, 0): 1}
+    assert result["without"]["first"] == {"source": "", "step": 1, "position": 4, "episode": 2, "frame": 0}
+    assert result["validation"]["first"]["step"] == 0
+    assert result["sources"][""] == {"episodes": 1, "frames": 4, "seen": 2, "samples": 5}  # frames of validation: apart
+    assert result["checkpoint"] == 2
+    with refused(0, kind=ConfigError):
+        audit_file(tmp_path / "order.parquet", 0, (), ())
+    pq.write_table(table.drop_columns("step"), tmp_path / "rows.parquet")
+    with refused("step", kind=ConfigError):
+        audit_file(tmp_path / "rows.parquet", 2, (), ())
+    assert main(["audit", str(tmp_path / "order.parquet"), "--checkpoint", "best"]) == 2
 
 
 def test_withdrawn_episodes_have_a_first_step_or_none(eventful: Path) -> None:
@@ -182,8 +202,8 @@ def test_planted_validation_frames_are_found(tmp_path: Path, monkeypatch: pytest
     assert main(["order", "export", str(tmp_path / "run"), str(tmp_path / "order.parquet")]) == 0
     words = ["--validation", "one:1-3", "two:1-3", "--json"]
     assert main(["audit", str(tmp_path / "order.parquet"), *words]) == 1
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (found["validation"]["samples"], found["validation"]["first"]) == (sum(seen.values()), first)
+    found, file_first = json.loads(capsys.readouterr().out.splitlines()[-1]), first | {"step": first["step"] - 1}
+    assert (found["validation"]["samples"], found["validation"]["first"]) == (sum(seen.values()), file_first)
 
 
 def test_withdrawn_episodes_are_those_of_every_source_of_their_dataset(tmp_path: Path) -> None:
@@ -217,7 +237,7 @@ def test_account_of_a_file_needs_memory_for_its_episodes_and_not_for_its_rows(tm
         for _ in range(200):
             writer.write_table(table)
     tracemalloc.start()
-    result, _ = audit_file(tmp_path / "order.parquet", (), ())
+    result, _ = audit_file(tmp_path / "order.parquet", "latest", (), ())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert result["samples"] == 400_000

@@ -19,6 +19,7 @@ from understudy.policies.inference import load_policy
 from understudy.policies.value.config import ValueSettings
 from understudy.rollout.play import rollout_saved_policy
 from understudy.train import run
+from understudy.train.audit import audit_run
 
 EPISODES = 40
 SUCCESS = [bool(won) for won in np.random.default_rng(3).permutation(EPISODES) % 2]
@@ -74,6 +75,17 @@ def test_episodes_without_an_outcome_train_nothing(outcomes: Path, tmp_path: Pat
     only_cut = override(config, data={"val_fraction": 0.0, "episodes": (1, 3, 5)}, val={"every": 0})
     with refused(where="cut", fix="--metadata"):
         run.train(only_cut)
+
+
+def test_account_of_a_value_function_has_no_samples_without_a_return(tmp_path: Path) -> None:
+    write_outcomes(tmp_path / "cut", [4] * 6, [True] * 3 + [False] * 3, truncated=[False] * 3 + [True] * 3)
+    config = override(settings(tmp_path / "cut", tmp_path / "run", 4), data={"val_fraction": 0.0}, val={"every": 0})
+    assert run.train(config) == 0
+    result, counts = audit_run(tmp_path / "run", "latest", ())
+    samples = dict(zip(counts.table()["episode"].tolist(), counts.table()["samples"].tolist()))
+    assert all((samples[episode] > 0) == (episode < 3) for episode in range(6))
+    assert result["samples"] + result["not_trained"] == 4 * config.batch_size
+    assert result["not_trained"] > 0
 
 
 def test_rollouts_of_a_value_function_are_refused(outcomes: Path, tmp_path: Path) -> None:

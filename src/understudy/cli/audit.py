@@ -22,7 +22,7 @@ class AuditConfig:
     path: Positional[str] = ""
     """Run directory, also of an active run, or an order file."""
     checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
-    """Step of the checkpoint to account for, `latest` or `best`."""
+    """Step of the checkpoint to account for, `latest` or `best`; of an order file, the number of its steps."""
     without: tuple[str, ...] = ()
     """Withdrawn episodes, each ID, FIRST-LAST or SOURCE:ID: since which step they were trained on."""
     validation: tuple[str, ...] = ()
@@ -37,8 +37,8 @@ class AuditConfig:
         problems = [] if self.path else ["path: required, a run or an order file: understudy audit RUN"]
         if self.validation and Path(self.path).is_dir():
             problems.append("validation: a run has its own; leave it out")
-        if self.checkpoint != "latest" and Path(self.path).is_file():
-            problems.append("checkpoint: an order file has none; leave it out")
+        if self.checkpoint == "best" and Path(self.path).is_file():
+            problems.append("checkpoint: an order file has no best one; give a number of steps")
         return problems
 
 
@@ -51,7 +51,7 @@ def audit(config: AuditConfig) -> int:
         refuse_existing(config.out, "out", None)
     path = Path(config.path)
     if path.is_file():
-        result, counts = audit_file(path, config.validation, config.without)
+        result, counts = audit_file(path, config.checkpoint, config.validation, config.without)
     else:
         result, counts = audit_run(path, config.checkpoint, config.without)
     if config.out:

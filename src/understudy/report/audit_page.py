@@ -15,8 +15,10 @@ def _statements(result: Mapping[str, Any]) -> list[str]:
     lines = [result["of"] + (f", checkpoint {result['checkpoint']}" if "checkpoint" in result else "")]
     lines[0] += " of a run that is training" * bool(result.get("training"))
     lines.append(f"trained on {result['samples']:,} samples")
-    if result["in_skipped_steps"]:
-        lines.append(f"not trained on {result['in_skipped_steps']:,} samples of steps that changed no weight")
+    if result["not_trained"]:
+        lines.append(
+            f"not trained on {result['not_trained']:,} samples: of steps that changed no weight, or without a return"
+        )
     for mark, label in (("validation", "reserved for validation"), ("without", "withdrawn")):
         part = result[mark]
         unknown = [f"no such episode is here: {', '.join(part['unknown'])}"] if part.get("unknown") else []

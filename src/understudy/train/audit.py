@@ -1,7 +1,7 @@
 """How often each frame was trained on, counted over every sample of a run or of an order file.
 
-Memory is 4 bytes per frame, twice that at the end, and a block of samples. Steps are numbered from 1, as in
-metrics.jsonl: checkpoint N holds the steps 1 to N.
+Memory is 4 bytes per frame, twice that at the end, and a block of samples. Steps of a run are numbered from 1, as in
+metrics.jsonl, those of a file as in its column `step`: checkpoint N holds the steps 1 to N, or 0 to N - 1.
 """
 
 import re
@@ -84,15 +84,16 @@ class FrameCounts:
                 skipped += len(block.weight) - len(chosen)
                 for mark, marked in self.marks.items():
                     if mark not in self.first and len(hit := chosen[marked[row]]):
-                        place = {name: int(getattr(block, name)[hit[0]]) for name in ("position", "episode", "frame")}
-                        place |= {"step": int(block.step[hit[0]]) + 1}
+                        place = {
+                            name: int(getattr(block, name)[hit[0]]) for name in ("step", "position", "episode", "frame")
+                        }
                         self.first[mark] = {"source": self.names[block.source[hit[0]]], **place}
                 progress.update(len(block.weight))
         seconds, table = time.perf_counter() - begin, self.table()
         tasks, of_task = np.unique(self.task.astype(str), return_inverse=True)
         result: dict[str, Any] = {
             "samples": int(table["samples"].sum()),
-            "in_skipped_steps": skipped,
+            "not_trained": skipped,
             "seconds": seconds,
         }
         for mark, marked in self.marks.items():
@@ -102,7 +103,7 @@ class FrameCounts:
         columns = {
             "episodes": used,
             "frames": used * table["frames"],
-            "seen": table["seen"],
+            "seen": used * table["seen"],
             "samples": table["samples"],
         }
         sums = {name: np.bincount(self.source, column, len(self.names)) for name, column in columns.items()}
@@ -111,7 +112,10 @@ class FrameCounts:
             for number, source in enumerate(self.names)
         }
         of_tasks = np.bincount(of_task, table["samples"]).astype(int).tolist()
-        return result | {"tasks": dict(zip(tasks.tolist(), of_tasks)), "samples_per_s": total / max(seconds, 1e-9)}
+        return result | {
+            "tasks": dict(zip(tasks.tolist(), of_tasks)),
+            "samples_per_s": (result["samples"] + skipped) / max(seconds, 1e-9),
+        }
 
     def table(self) -> dict[str, np.ndarray]:
         """Columns of the episodes; `seen` are frames that were trained on, `most` the samples of one of them."""
@@ -158,7 +162,7 @@ def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict
         for number, span in enumerate(account.spans):
             for block in account.samples([span]):
                 delivered[number] += np.bincount(block.source, minlength=len(roots))
-                yield block
+                yield block._replace(step=block.step + 1)
 
     counts.marks["without"] = np.isin(episode, episode[counts.marks["without"]])
     result = counts.count(blocks(), state["position"])
@@ -191,18 +195,39 @@ def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict
     }, counts
 
 
-def audit_file(path: Path, reserved: Sequence[str], without: Sequence[str]) -> tuple[dict[str, Any], FrameCounts]:
-    """Count the samples of an order file of any trainer; `reserved` and `without`: see `FrameCounts.mark`."""
+def audit_file(
+    path: Path, step: int | str, reserved: Sequence[str], without: Sequence[str]
+) -> tuple[dict[str, Any], FrameCounts]:
+    """Count the samples of an order file of any trainer, those of steps below `step`; "latest": all.
+
+    `reserved` and `without`: see `FrameCounts.mark`.
+
+    Raises:
+        ConfigError: no step is below `step`, or the file has no steps.
+    """
     file, keys, stops = OrderFile(path), np.empty(0, np.int64), np.empty(0, np.int64)
-    for block in file.blocks():
+    if step != "latest" and not file.has_steps:
+        raise ConfigError(f"checkpoint: {path} has no column `step`; leave it out")
+
+    def blocks() -> Iterator[Samples]:
+        for block in file.blocks():
+            count = len(block.step) if step == "latest" else int(np.searchsorted(block.step, int(step)))
+            if not count:
+                return
+            yield Samples(*(column[:count] for column in block))
+
+    for block in blocks():
         ends = np.append(stops, block.frame + 1)
         keys, inverse = np.unique(np.append(keys, block.source * STRIDE + block.episode), return_inverse=True)
         stops = np.zeros_like(keys)
         np.maximum.at(stops, inverse, ends)
+    if not len(keys):
+        raise ConfigError(f"checkpoint: {path} has no step below {step}")
     rows = np.stack([keys % STRIDE, stops * 0, stops], axis=1)
     counts = FrameCounts(file.names, keys // STRIDE, rows, np.full(len(keys), ""))
     unknown = {mark: counts.mark(mark, ids) for mark, ids in (("validation", reserved), ("without", without))}
-    result = counts.count(file.blocks(), file.stop - file.start) | {"of": str(path)}
+    result = counts.count(blocks(), file.stop - file.start) | {"of": str(path)}
+    result |= {} if step == "latest" else {"checkpoint": step}
     for mark, texts in unknown.items():
         result[mark]["unknown"] = texts
     return result, counts

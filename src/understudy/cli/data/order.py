@@ -219,7 +219,7 @@ class ExportConfig:
     from_step: Annotated[int, Ge(0)] = 0
     """First step, from 0."""
     steps: Annotated[int, Ge(0)] = 0
-    """Number of steps; 0: to the checkpoint of a run, one epoch of all frames of datasets."""
+    """Number of steps; 0: to the checkpoint of a run; of datasets, until the batches hold as many samples as frames."""
     world_size: Annotated[int, Interval(ge=1, le=1 << 20)] = 1
     """Ranks, for the column `rank`."""
     checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
@@ -241,7 +241,10 @@ class ExportConfig:
         runs = [path for path in self.paths[:-1] if Path(path, "order.json").is_file()]
         if runs and self.paths[2:]:
             problems.append(f"paths: {runs[0]} is a run, which is exported alone")
-        return problems
+        of_others = ("batch_size", "seed", "weights", "memory") if runs else ("checkpoint",)
+        other = "a run has its own" if runs else "datasets have none"
+        changed = [name for name in of_others if getattr(self, name) != getattr(ExportConfig, name)]
+        return problems + [f"{name}: {other}; leave it out" for name in changed]
 
 
 def export(config: ExportConfig) -> None:

@@ -1,6 +1,7 @@
 """The functions of LeRobot's training script that the plugin replaces."""
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +10,16 @@ from typing import Any
 
 import torch
 
+from understudy.data.dataset import EpisodeDataset
 from understudy.errors import ConfigError
 from understudy.load.loader import Loader
+from understudy.load.order_rows import Span, order_facts, rows_of
+from understudy.order import Order
+from understudy.order_file import lengths_digest, write_order_file
 
 SCRIPT = "lerobot.scripts.lerobot_train"
+ORDER_FILE = "UNDERSTUDY_ORDER"
+"""Environment variable with the path of an order file: the run plays it, or writes its own order there if it is new."""
 _NEEDED = ("make_train_eval_datasets", "EpisodeAwareSampler", "compute_sampler_state", "cycle", "train")
 
 logger = logging.getLogger(__name__)
@@ -114,27 +121,48 @@ def _batches(run: _Run) -> Iterator[dict[str, Any]]:
 
     config, dataset, process = run.config, run.dataset, PartialState()
     deltas = dataset.delta_timestamps or {}
-    loader = Loader(
+    data = EpisodeDataset(
         dataset.root,
-        batch_size=config.batch_size * process.num_processes,
-        rank=process.process_index,
-        world_size=process.num_processes,
-        position=run.position,
-        seed=run.sampler.get("seed") or 0,
-        num_threads=config.num_workers or "auto",
-        device=process.device if process.device.type == "cuda" else None,
         episodes=dataset.episodes,
         drop_n_last_frames=run.sampler.get("drop_n_last_frames") or 0,
         delta_timestamps=deltas,
     )
+    options: dict[str, Any] = {
+        "batch_size": config.batch_size * process.num_processes,
+        "seed": run.sampler.get("seed") or 0,
+        "rank": process.process_index,
+        "world_size": process.num_processes,
+        "num_threads": config.num_workers or "auto",
+    }
+    if path := os.environ.get(ORDER_FILE):
+        with process.main_process_first():
+            if process.is_main_process and not os.path.exists(path):
+                _write_order(path, data, config.steps, options)
+        order = Order.from_file(path, batch_size=options.pop("batch_size"))
+        if order.stop < config.steps * order.batch_size:
+            fix = f"export more of them, or name a new file in {ORDER_FILE}"
+            raise ConfigError(f"{path}: has {order.stop // order.batch_size} steps of {config.steps}; {fix}")
+        options["order"] = order
+        del options["seed"]
+    device = process.device if process.device.type == "cuda" else None
+    loader = Loader(data, position=run.position, device=device, **options)
     # Not at the import: LeRobot sets up its log after that.
     logger.info(
-        "understudy loads the batches in place of LeRobot's loader: %s, %d samples a step over %d processes",
+        "understudy loads the batches in place of LeRobot's loader: %s, %d samples a step over %d processes%s",
         dataset.root,
         loader.order.batch_size,
         loader.world_size,
+        f", in the order of {path}" if path else "",
     )
     return lerobot_batches(loader, [key for key in dataset.meta.video_keys if len(deltas.get(key, ())) == 1])
+
+
+def _write_order(path: str, data: EpisodeDataset, steps: int, options: dict[str, Any]) -> None:
+    """Write the samples of all steps of a run before the first one."""
+    with Loader(data, **options) as loader:
+        spans, order = [Span(0, 0, loader.order.batch_size, steps)], loader.order
+    facts = order_facts(order, spans, {data.name: lengths_digest(data)})
+    write_order_file(path, rows_of(order.locate, spans, options["world_size"]), facts)
 
 
 def _check_config(config: Any) -> None:

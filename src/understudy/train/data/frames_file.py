@@ -1,8 +1,8 @@
 """frames.parquet of a run: its training and validation frames, so that an account of the run needs no dataset.
 
 A row is a run of frames of an episode of a source. `part` is `TRAINING` (in the sequence of the order, frames with
-copies several times), `VALIDATION`, or `WEIGHT`: from this frame on `weight` is the factor of the loss. `EPISODE` is a
-whole episode of the dataset, selected or not. `task` is the text of the episode's task; several are joined.
+copies several times), `VALIDATION`, or `WEIGHT`: from this frame on `weight` is the factor of the loss, 0 without a
+return. `EPISODE` is a whole episode of the dataset, selected or not. `task` is the text of the episode's task; several are joined.
 
 An update of a run's data has a file of its own, whose sources continue the numbers.
 """
@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from understudy.batch_keys import RETURN_IS_PAD
 from understudy.checksums import file_sha256
 from understudy.data.selection.select import EPISODE_STRIDE
 from understudy.errors import ConfigError
@@ -28,15 +29,23 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
     """Return the content of the file for the sources of a run's data from number `first` on."""
     tables = []
     for number, training in enumerate(data.training[first:], first):
-        weights: tuple[np.ndarray, Any] = (np.empty((0, 3), np.int64), 1.0)
+        starts = (
+            np.empty(0, np.int64)
+            if training.returns is None
+            else np.sort(training.segments[:, :2] @ [EPISODE_STRIDE, 1])
+        )
+        factors = np.ones(len(starts))
         if training.frame_weights is not None:
             starts, factors = training.frame_weights.loss_runs
-            weights = np.stack([starts // EPISODE_STRIDE, *[starts % EPISODE_STRIDE] * 2], axis=1), factors
+        runs = np.stack([starts // EPISODE_STRIDE, *[starts % EPISODE_STRIDE] * 2], axis=1)
+        episodes, texts = training.catalog.episodes, np.array([*training.catalog.tasks, ""], object)
+        if training.returns is not None:
+            returns = training.returns.read(episodes.rows_of(runs[:, 0]), runs[:, 1])
+            factors = np.where(returns[RETURN_IS_PAD], 0, factors)
         ids, lengths = episodes_within(training.catalog, data.spans[number])
         whole = np.stack([ids, 0 * ids, lengths], axis=1)
         apart = whole[:0] if (reserved := data.apart[number]) is None else reserved.segments
-        parts = [(training.epoch_segments, 1.0), (apart, 1.0), weights, (whole, 1.0)]
-        episodes, texts = training.catalog.episodes, np.array([*training.catalog.tasks, ""], object)
+        parts = [(training.epoch_segments, 1.0), (apart, 1.0), (runs, factors), (whole, 1.0)]
         for part, (rows, weight) in enumerate(parts):
             ids, inverse = np.unique(rows[:, 0], return_inverse=True)
             tasks = [""] * len(ids)
