@@ -87,7 +87,7 @@ def test_import_reads_libero_with_its_task(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["observation.images.agentview"][:ROWS], VIDEO)
 
 
-@pytest.mark.parametrize("stored", ["raw", "jpeg", "padded"])
+@pytest.mark.parametrize("stored", ["raw", "jpeg", "padded", "text"])
 def test_import_reads_aloha(tmp_path: Path, stored: str) -> None:
     expected = VIDEO
     for number in range(2):
@@ -97,12 +97,14 @@ def test_import_reads_aloha(tmp_path: Path, stored: str) -> None:
                 file["observations/images/cam_high"] = VIDEO
                 continue
             encoded = [io.BytesIO() for _ in VIDEO]
-            for buffer, image in zip(encoded, VIDEO):
+            for buffer, image in zip(encoded, VIDEO[::-1] if number else VIDEO):
                 Image.fromarray(image).save(buffer, "JPEG", quality=90)
-            expected = np.stack([np.asarray(Image.open(buffer)) for buffer in encoded])
+            expected = expected if number else np.stack([np.asarray(Image.open(buffer)) for buffer in encoded])
             lines = [np.frombuffer(buffer.getvalue(), np.uint8) for buffer in encoded]
-            if stored == "padded":
-                width = max(map(len, lines)) + 9
+            if stored == "text":
+                file["observations/images/cam_high"] = np.array([buffer.getvalue() for buffer in encoded])
+            elif stored == "padded":
+                width = max(map(len, lines)) + 9 + number  # differs between files
                 lines = np.stack([np.pad(line, (0, width - len(line))) for line in lines])
                 file["observations/images/cam_high"] = lines
             else:
@@ -155,6 +157,41 @@ def test_import_halves_a_stated_rate(tmp_path: Path) -> None:
     found = run(tmp_path / "out", tmp_path / "a.hdf5", task="lift", fps=10)
     np.testing.assert_array_equal(found["action"], numbers(7)[::2].astype(np.float32))
     assert pq.read_table(tmp_path / "out/sensors/raw.action.parquet").num_rows == ROWS
+
+
+def test_import_refuses_files_of_two_rates(tmp_path: Path) -> None:
+    for name, rate in (("a", 20), ("b", 10)):
+        robomimic(tmp_path / f"{name}.hdf5", episodes=1)
+        with h5py.File(tmp_path / f"{name}.hdf5", "a") as file:
+            file["data"].attrs["env_args"] = json.dumps({"env_kwargs": {"control_freq": rate}})
+    for fps in (None, 10):
+        with pytest.raises(RecordingError) as caught:
+            run(tmp_path / "out", tmp_path / "a.hdf5", tmp_path / "b.hdf5", task="lift", fps=fps)
+        assert (caught.value.kind, str(caught.value.where)) == ("rate", f"{tmp_path / 'b.hdf5'}, demo_0")
+    assert not (tmp_path / "out").exists()
+
+
+def test_import_refuses_to_interpolate_whole_numbers(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["count"] = np.arange(ROWS)
+    mapping = {"features": {"observation.state": {"stream": "count", "resample": "linear"}}, "fps": 5, "task": "t"}
+    with pytest.raises(RecordingError) as caught:
+        run(tmp_path / "out", tmp_path / "a.h5", mapping=mapping)
+    assert (caught.value.kind, caught.value.stream) == ("value", "count")
+
+
+def test_import_proposes_the_keys_of_an_unknown_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["arm/q"], file["cam"] = numbers(7), VIDEO
+    import_(ImportConfig((str(tmp_path / "a.h5"),), propose=True))
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("arm/q", "cam", "float64 (7,)", "features:"))
+    robomimic(tmp_path / "b.hdf5", episodes=1)
+    import_(ImportConfig((str(tmp_path / "b.hdf5"),), propose=True))
+    lines = capsys.readouterr().out.splitlines()
+    assert "fps: 20" in lines
+    assert "  action: [actions]" in lines
+    assert len(lines) < 12
 
 
 @pytest.mark.parametrize("fault", ["length", "cut", "key", "nan", "float", "layout", "lerobot", "rlds"])
@@ -213,6 +250,20 @@ def test_import_skips_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert found["action"][::ROWS, 0].tolist() == [9, 10]
     skipped = json.loads((tmp_path / "out/meta/import.json").read_text())["skipped"]
     assert [(fault["kind"], fault["where"]) for fault in skipped] == [("unreadable", str(tmp_path / "in/ep_1.hdf5"))]
+
+
+def test_import_states_the_episodes_of_a_skipped_recording_that_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["v"], file["time"] = numbers(2), np.array([0.0, 0.1, 0.2, 9.0, 9.1, 9.2, 9.3])
+        file["v"][6, 0] = np.nan
+    mapping = {"features": {"observation.state": "v"}, "fps": 10, "task": "t", "time": "time"}
+    found = run(tmp_path / "out", tmp_path / "a.h5", mapping=mapping, gaps="cut", skip_bad=True)
+    assert found["episode_index"].tolist() == [0, 0, 0]
+    assert "after 1 episode," in capsys.readouterr().out
+    (skipped,) = json.loads((tmp_path / "out/meta/import.json").read_text())["skipped"]
+    assert skipped["episodes_kept"] == 1
 
 
 def test_import_refuses_video_of_an_odd_size(tmp_path: Path) -> None:

@@ -352,6 +352,35 @@ def test_import_bounds_episodes_by_a_stream(tmp_path: Path) -> None:
     idle = mapped(episodes={"stream": "/mark", "idle": ["start", "stop"]})
     error = fault(lambda: run_again(tmp_path, idle))
     assert (error.kind, error.stream) == ("empty", "/mark")
+    assert [finding for finding in account(out)["recordings"][0]["findings"] if finding["kind"] == "task"] == []
+
+
+def test_import_names_a_task_text_that_comes_after_its_episode_began(tmp_path: Path) -> None:
+    """The frames before it have the text of the episode before."""
+    with Bag(tmp_path / "bag") as bag:
+        fill(bag, 40)
+        for time, text in [(0.5, "start"), (1.5, "stop"), (2.0, "start"), (3.0, "stop")]:
+            bag.text("/mark", time, text)
+        for time, text in [(0.1, "pick"), (2.25, "place"), (2.75, "place")]:
+            bag.text("/say", time, text)
+    mapping = mapped(episodes={"stream": "/mark"}, task_from={"stream": "/say", "field": "data"})
+    findings = account(run(tmp_path, tmp_path / "bag", mapping=mapping))["recordings"][0]["findings"]
+    late = [(of["stream"], of["time"], "place" in of["message"]) for of in findings if of["kind"] == "task"]
+    assert late == [("/say", pytest.approx(EPOCH / SECOND + 2.3), True)]
+
+
+def test_import_refuses_to_interpolate_whole_numbers_and_texts(tmp_path: Path) -> None:
+    with Bag(tmp_path / "bag") as bag:
+        fill(bag)
+        for i in range(20):
+            bag.text("/say", i / 10, "pick")
+            bag.image("/depth", i / 10, pixels(i))
+    features = MAPPING["features"]
+    say = {"stream": "/say", "field": "data", "resample": "linear"}
+    image = {**features, "observation.images.front": {"stream": "/cam", "resample": "linear"}}
+    for mapping, stream in ((mapped(task_from=say), "/say"), (mapped(features=image), "/cam")):
+        error = fault(lambda mapping=mapping: run(tmp_path, tmp_path / "bag", mapping=mapping))  # type: ignore[misc]
+        assert (error.kind, error.stream) == ("value", stream)
 
 
 def run_again(folder: Path, mapping: dict[str, Any]) -> Path:

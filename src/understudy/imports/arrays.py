@@ -96,7 +96,10 @@ class Rows(Recording):
 
 def _row(block: Any, row: int) -> Any:
     value = block[row]
-    return value.decode() if isinstance(value, bytes) else value
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:  # an encoded image in a text
+        return np.frombuffer(value, np.uint8)
 
 
 def hdf5_episodes(path: Path, mapping: ImportMapping) -> tuple[list[Rows], str]:

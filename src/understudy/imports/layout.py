@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from understudy.imports.recording import Recording, RecordingError
-from understudy.imports.settings import TASK, ImportConfig, ImportMapping, Part
+from understudy.imports.settings import ImportConfig, ImportMapping, Part
 from understudy.imports.values import is_image, joint_names, to_image, to_numbers, value_names
 
 TIME, AGE = "source.time_ns", "source.age_ns"
@@ -83,13 +83,13 @@ def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConf
                 fix = "give a different name for each with `names`"
                 raise RecordingError("names", f"{len(values)} values of {key} have the names {labels}", fix=fix)
     mapping = replace(mapping, features={key: tuple(parts) for key, parts in resolved.items()})
-    linear = {
-        name
-        for name, part in mapping.parts.items()
-        if name != TASK
-        and samples[name].dtype.kind == "f"
-        and (part.resample or "linear" * bool(part.joints)) == "linear"
-    }
+    continuous = {name for name in samples.keys() - images if samples[name].dtype.kind == "f"}
+    for name, part in mapping.parts.items():
+        if part.resample == "linear" and name not in continuous:
+            problem, fix = f"{name} has no values between two samples", "leave out `resample`"
+            raise RecordingError("value", problem, part.stream, fix=fix)
+    linear = {name for name in continuous if mapping.parts[name].resample == "linear"}
+    linear |= {name for name in continuous if mapping.parts[name].joints and not mapping.parts[name].resample}
     features[TIME] = {"dtype": "int64", "shape": (1,)}
     features[AGE] = {"dtype": "int64", "shape": (len(mapping.parts),), "names": list(mapping.parts)}
     kinds = {stream: recording.kinds[stream] for stream in mapping.streams}

@@ -126,6 +126,10 @@ class Recording:
         """Yield samples in the sequence of recording."""
         raise NotImplementedError
 
+    def rates(self) -> dict[str, float]:
+        """Return stream -> samples per second, where the streams differ."""
+        return {}
+
     def firsts(self, streams: Collection[str]) -> dict[str, Any]:
         """Return the first value of each stream.
 

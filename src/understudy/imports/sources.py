@@ -111,16 +111,26 @@ def default_mapping(recording: Recording, layout: str) -> ImportMapping:
     return ImportMapping({**features, **{key: parts for key, parts in vectors.items() if parts}})
 
 
-def propose(bag: Bag) -> str:
-    """Return a mapping file for a bag: images by their type, all other topics as comments."""
-    with bag:
-        rates, kinds = bag.rates(), bag.kinds
-    lines, slowest = [], 0.0
+def propose(recording: Recording, layout: str) -> str:
+    """Return a mapping file: features of a known layout, images of a bag by their type, other streams as comments."""
+    with recording:
+        rates, kinds = recording.rates(), recording.kinds
+    features = default_mapping(recording, layout).features if layout in _LAYOUTS else {}
+    lines = [f"  {key}: [{', '.join(part.stream for part in parts)}]" for key, parts in features.items()]
+    used, slowest = {part.stream for part in chain(*features.values())}, 0.0
     for topic, kind in sorted(kinds.items(), key=lambda item: (not item[1].endswith("Image"), item)):
+        if topic in used:
+            continue
         entry = f"# NAME: {{stream: {topic}, field: {'position' if kind.endswith('/JointState') else 'data'}}}"
+        if topic not in rates:
+            lines.append(f"  # NAME: {topic}  # {kind}")
+            continue
         if kind.endswith(("/Image", "/CompressedImage")):
             words = [word for word in re.findall(r"\w+", topic) if word not in ("image_raw", "image", "compressed")]
             entry, slowest = f"observation.images.{'_'.join(words)}: {topic}", min(slowest or 1000, rates[topic])
         lines.append(f"  {entry}  # {kind}, {rates[topic]:.1f} per second")
-    head = [f"fps: {max(1, round(slowest or 20))}", "clock: log # or header", "# task: TEXT", "features:"]
-    return "\n".join([*head, *lines, "  # observation.state and action: no type names their topics"])
+    if rates:
+        lines.append("  # observation.state and action: no type names their topics")
+    fps = max(1, round(slowest or 20)) if rates else recording.rate
+    head = [f"fps: {fps:g}" if fps else "# fps: N", *["clock: log # or header"] * bool(rates), "# task: TEXT"]
+    return "\n".join([*head, "features:", *lines])

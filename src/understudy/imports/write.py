@@ -63,7 +63,7 @@ def import_recordings(
         RecordingError: a recording has a fault.
         FileExistsError: the folder exists.
     """
-    faults, accounts = list(skipped), list[dict[str, Any]]()
+    faults, accounts = [(fault, 0) for fault in skipped], list[dict[str, Any]]()
     with create_folder(Path(config.paths[-1])) as root, ExitStack() as stack:
         importer: _Importer | None = None
         for recording in recordings:
@@ -79,9 +79,9 @@ def import_recordings(
                     raise
                 if importer is not None:
                     importer.writer.discard_episode()
-                faults.append(fault)
+                faults.append((fault, len(account["episodes"])))
         if importer is None or not importer.writer.episodes:
-            raise faults[0]
+            raise faults[0][0]
         content = {
             "format": 1,
             "command": [strip_credentials(word) for word in command],
@@ -93,7 +93,7 @@ def import_recordings(
             "counts": {name: getattr(importer.writer, name) for name in ("episodes", "frames")},
             "unused_streams": importer.unused,
             "recordings": accounts,
-            "skipped": [fault.describe() for fault in faults],
+            "skipped": [fault.describe() | {"episodes_kept": episodes} for fault, episodes in faults],
         }
         replace_json(root / PATH, json.loads(json.dumps(content, default=str)))
         stack.close()
@@ -123,7 +123,8 @@ class _Importer:
         self.writer = stack.enter_context(writer)
         used = {*mapping.streams, mapping.time, *([mapping.episodes.stream] if mapping.episodes else [])}
         self.unused = sorted(first.kinds.keys() - used)
-        is_even = not first.has_clock and (first.rate or layout.fps) == layout.fps
+        self._rate = first.rate or layout.fps
+        is_even = not first.has_clock and self._rate == layout.fps
         names = [] if is_even else [name for name in mapping.parts if name not in layout.images | {TASK}]
         self._sensors, entries = dict[str, pq.ParquetWriter](), {}
         for name in names:
@@ -147,7 +148,7 @@ class _Importer:
         layout, mapping = self.layout, self.layout.mapping
         timeline = self._timeline(recording, account)
         held: Held = {name: {} for name in mapping.parts}
-        total = sum(len(episode.times) for episode in timeline.episodes)
+        total, last_text = sum(len(episode.times) for episode in timeline.episodes), ""
         for number, frame, parts in read_frames(recording, layout, timeline, held):
             episode = timeline.episodes[number]
             ages = [episode.times[frame] - clock[episode.picks[name][frame]] for name, clock in timeline.clocks.items()]
@@ -156,6 +157,13 @@ class _Importer:
             text = parts.get(TASK) or mapping.task or recording.task
             if not text:
                 raise RecordingError("task", "states no task", fix="--task TEXT, or task or task_from in the mapping")
+            if mapping.episodes and frame and text != last_text:
+                problem = f"changes to {text!r:.60} in frame {frame} of episode {self.writer.episodes}"
+                late = RecordingError(
+                    "task", problem, layout.mapping.parts[TASK].stream, int(episode.times[frame]) / NANO
+                )
+                account["findings"].append(late.replaced(where=recording.where).describe())
+            last_text = text
             try:
                 self.writer.add_frame({**row, TIME: episode.times[frame], AGE: np.array(ages)}, text)
             except ValueError as error:
@@ -170,12 +178,16 @@ class _Importer:
     def _timeline(self, recording: Recording, account: dict[str, Any]) -> Timeline:
         """Read the clocks of a recording, place its frames, and note both."""
         layout, mapping = self.layout, self.layout.mapping
+        images = {mapping.parts[name].stream for name in layout.images}
         for stream, kind in layout.kinds.items():
             if (other := recording.kinds.get(stream)) is None:
                 raise RecordingError("missing", "is not there", stream, fix=f"it has {', '.join(recording.kinds)}")
-            if other != kind:
+            if other != kind and stream not in images:  # which are decoded: their bytes may differ in number
                 raise RecordingError("shape", f"is {other}, {kind} in the first recording", stream)
         recording.rate = recording.rate or layout.fps
+        if not recording.has_clock and recording.rate != self._rate:
+            problem = f"has {recording.rate:g} rows per second, {self._rate:g} in the first recording"
+            raise RecordingError("rate", problem, fix="import it into a dataset of its own, or state `source_fps`")
         times = recording.scan(mapping.streams)
         for stream, clock in times.items():
             if not len(clock.log):

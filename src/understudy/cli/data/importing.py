@@ -12,8 +12,6 @@ from understudy.progress import Progress
 
 def import_(config: ImportConfig) -> None:
     """Write the dataset and print a summary, or print a mapping."""
-    from understudy.config.schema import dump_yaml
-    from understudy.imports.bags import Bag
     from understudy.imports.sources import default_mapping, open_sources, propose
     from understudy.imports.write import import_recordings
 
@@ -22,8 +20,7 @@ def import_(config: ImportConfig) -> None:
     sources = config.paths if config.propose else config.paths[:-1]
     recordings, layout = open_sources(sources, mapping, skipped if config.skip_bad else None)
     if config.propose:
-        first = recordings[0]
-        print(propose(first) if isinstance(first, Bag) else dump_yaml(default_mapping(first, layout)).rstrip())
+        print(propose(recordings[0], layout))
         return
     mapping = mapping if config.mapping else default_mapping(recordings[0], layout)
     if config.task:
@@ -44,6 +41,8 @@ def import_(config: ImportConfig) -> None:
     for fault in (fault for of in imported["recordings"] for fault in of.get("findings", ())):
         print(f"  {fault['kind']}: {fault['message']}")
     for fault in imported["skipped"]:
-        print(f"  left out, {fault['kind']}: {fault['message']}")
+        episodes = fault["episodes_kept"]
+        after = f" after {plural(episodes, 'episode')}" if episodes else ""
+        print(f"  left out{after}, {fault['kind']}: {fault['message']}")
     if unused := imported["unused_streams"]:
         print(f"  streams that no feature uses: {', '.join(unused)}")
