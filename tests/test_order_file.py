@@ -104,6 +104,13 @@ def test_changed_rows_and_facts_are_refused(path: Path) -> None:
         OrderFile(rewritten(path, batch))
 
 
+@pytest.mark.parametrize("facts", [b"garbage", b"\xff", b'{"a": 1}', b"3", b'{"seal": "x", "digests": 3}'])
+def test_damaged_facts_are_refused(path: Path, facts: bytes) -> None:
+    pq.write_table(pq.read_table(path).replace_schema_metadata({KEY: facts}), path.with_name("other.parquet"))
+    with refused("changed", where="other.parquet", fix="export"):
+        OrderFile(path.with_name("other.parquet"))
+
+
 def foreign(path: Path, rows: int = 10, group: int = 4, **columns: Any) -> Path:
     table = {"episode_index": np.zeros(rows, np.int32), "frame_index": np.arange(rows), "loss": np.ones(rows)} | columns
     pq.write_table(pa.table(table), path, row_group_size=group)
@@ -129,6 +136,7 @@ def wrong() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "numbers", {"frame_index": np.arange(10) - 1}
     yield "numbers", {"episode_index": np.arange(10) << 30}
     yield "numbers", {"weight": np.where(np.arange(10) == 5, np.nan, 1.0)}
+    yield "schema", {"episode": np.arange(10)}  # beside `episode_index`
     yield "nulls", {"dataset": pa.array([None] * 10, pa.string())}
 
 

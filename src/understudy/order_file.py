@@ -139,14 +139,19 @@ class OrderFile:
             self.path.stat()
             self._metadata = pq.read_metadata(path)
         except (OSError, pa.ArrowException) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            reason = getattr(error, "strerror", None) or error
             raise self._error(
                 f"cannot be read: {reason}", "give a parquet file, as `order export` writes it"
             ) from error
-        self.facts: dict[str, Any] = json.loads((self._metadata.metadata or {}).get(KEY, b"{}"))
         rows = [self._metadata.row_group(group).num_rows for group in range(self._metadata.num_row_groups)]
-        if self.facts and (self.facts.get("seal"), len(self.facts["digests"])) != (_seal(self.facts), len(rows)):
+        try:
+            facts = json.loads((self._metadata.metadata or {}).get(KEY, b"{}"))
+            is_sealed = not facts or (facts["seal"], len(facts["digests"])) == (_seal(facts), len(rows))
+        except (ValueError, TypeError, LookupError):
+            is_sealed = False
+        if not is_sealed:
             raise self._error("was changed after it was written", "export the order again")
+        self.facts: dict[str, Any] = facts or {}
         if self.facts.get("format", FORMAT) != FORMAT:
             raise self._error(f"has format {self.facts['format']}", f"export it again: this version reads {FORMAT}")
         if wrong := [count for count in rows or [0] if not 0 < count <= _MOST_ROWS]:
@@ -174,7 +179,7 @@ class OrderFile:
         digests, sizes, last, held = list[str](), set[int](), None, 0
         for samples in self.blocks():
             jumps = np.diff(samples.step, prepend=samples.step[0] if last is None else last)
-            if ((jumps < 0) | (jumps > 1)).any():
+            if not np.isin(jumps, (0, 1)).all():
                 raise self._error("has steps that do not rise one by one", "sort the rows by step")
             begins, last = np.flatnonzero(jumps), samples.step[-1]
             sizes |= set(np.diff(begins, prepend=-held).tolist())  # a step may be several row groups
@@ -226,8 +231,8 @@ class OrderFile:
         columns: dict[str, Any] = {"step": position // (self.batch_size or 1), "position": position}
         columns |= {"rank": position * 0, "dataset": [""] * len(position), "weight": position * 0 + 1}
         taken = SCHEMA.names if self.facts else ("step", "dataset", "episode", "frame", "weight")
-        columns |= {name: table[name] for name in taken if name in table.column_names}
         try:
+            columns |= {name: table[name] for name in taken if name in table.column_names}
             table = pa.table({name: columns[name] for name in SCHEMA.names}).cast(SCHEMA)
         except (KeyError, pa.ArrowException) as error:
             raise self._error(f"has no such numbers: {error}", "give a number of episode and frame per row") from error

@@ -23,7 +23,7 @@ from understudy import Loader, Order
 from understudy.cli.main import main
 from understudy.config.schema import override
 from understudy.errors import ConfigError
-from understudy.train import run
+from understudy.train import audit, run
 from understudy.train.audit import FrameCounts, audit_file, audit_run
 from understudy.train.checkpoint import checkpoint, checksums
 from understudy.train.checkpoint.run_dir import RunDir
@@ -120,7 +120,9 @@ def test_exported_run_is_the_record_and_plays_again(eventful: Path, tmp_path: Pa
     assert not (tmp_path / "other.parquet").exists()
 
 
-def test_account_of_a_file_up_to_a_step_is_that_of_its_first_rows(tmp_path: Path) -> None:
+def test_account_of_a_file_up_to_a_step_is_that_of_its_first_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = pa.table({"step": [0, 0, 1, 1, 1, 2], "episode": [0, 1, 0, 0, 2, 1], "frame": [3, 1, 2, 3, 0, 0]})
     pq.write_table(table, tmp_path / "order.parquet", row_group_size=2)
     result, counts = audit_file(tmp_path / "order.parquet", 2, ["1", "2"], ["2"])
@@ -129,8 +131,14 @@ def test_account_of_a_file_up_to_a_step_is_that_of_its_first_rows(tmp_path: Path
     assert result["validation"]["first"]["step"] == 0
     assert result["sources"][""] == {"episodes": 1, "frames": 4, "seen": 2, "samples": 5}  # frames of validation: apart
     assert result["checkpoint"] == 2
-    with refused(0, kind=ConfigError):
-        audit_file(tmp_path / "order.parquet", 0, (), ())
+    for step in (0, 4):  # none, and one that the file does not reach
+        with refused(step, kind=ConfigError):
+            audit_file(tmp_path / "order.parquet", step, (), ())
+    assert audit_file(tmp_path / "order.parquet", 3, (), ())[0]["samples"] == 6
+    pq.write_table(pa.table({"episode": [0, 1], "frame": [0, 70_000]}), tmp_path / "global.parquet")
+    monkeypatch.setattr(audit, "available_memory", lambda: 1 << 20)
+    with refused(70_000, 1, kind=ConfigError):
+        audit_file(tmp_path / "global.parquet", "latest", (), ())
     pq.write_table(table.drop_columns("step"), tmp_path / "rows.parquet")
     with refused("step", kind=ConfigError):
         audit_file(tmp_path / "rows.parquet", 2, (), ())

@@ -84,11 +84,10 @@ def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConf
                 raise RecordingError("names", f"{len(values)} values of {key} have the names {labels}", fix=fix)
     mapping = replace(mapping, features={key: tuple(parts) for key, parts in resolved.items()})
     continuous = {name for name in samples.keys() - images if samples[name].dtype.kind == "f"}
-    for name, part in mapping.parts.items():
-        if part.resample == "linear" and name not in continuous:
-            problem, fix = f"{name} has no values between two samples", "leave out `resample`"
-            raise RecordingError("value", problem, part.stream, fix=fix)
-    linear = {name for name in continuous if mapping.parts[name].resample == "linear"}
+    linear = {name for name, part in mapping.parts.items() if part.resample == "linear"}
+    for name in linear - continuous:
+        problem, fix = f"{name} has no values between two samples", "leave out `resample`"
+        raise RecordingError("value", problem, mapping.parts[name].stream, fix=fix)
     linear |= {name for name in continuous if mapping.parts[name].joints and not mapping.parts[name].resample}
     features[TIME] = {"dtype": "int64", "shape": (1,)}
     features[AGE] = {"dtype": "int64", "shape": (len(mapping.parts),), "names": list(mapping.parts)}

@@ -121,14 +121,12 @@ def propose(recording: Recording, layout: str) -> str:
     for topic, kind in sorted(kinds.items(), key=lambda item: (not item[1].endswith("Image"), item)):
         if topic in used:
             continue
-        entry = f"# NAME: {{stream: {topic}, field: {'position' if kind.endswith('/JointState') else 'data'}}}"
-        if topic not in rates:
-            lines.append(f"  # NAME: {topic}  # {kind}")
-            continue
+        field = f", field: {'position' if kind.endswith('/JointState') else 'data'}" if rates else ""
+        entry = f"# NAME: {{stream: {topic}{field}}}"
         if kind.endswith(("/Image", "/CompressedImage")):
             words = [word for word in re.findall(r"\w+", topic) if word not in ("image_raw", "image", "compressed")]
             entry, slowest = f"observation.images.{'_'.join(words)}: {topic}", min(slowest or 1000, rates[topic])
-        lines.append(f"  {entry}  # {kind}, {rates[topic]:.1f} per second")
+        lines.append(f"  {entry}  # {kind}" + (f", {rates[topic]:.1f} per second" if rates else ""))
     if rates:
         lines.append("  # observation.state and action: no type names their topics")
     fps = max(1, round(slowest or 20)) if rates else recording.rate

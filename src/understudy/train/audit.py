@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from understudy.config.limits import available_memory
 from understudy.errors import ConfigError
 from understudy.order_file import GROUP, STRIDE, OrderFile, Samples
 from understudy.progress import Progress
 from understudy.train.account import Account
 from understudy.train.checkpoint.checkpoint import list_steps
 from understudy.train.data.frames_file import TRAINING, VALIDATION
+
+_COUNTER = 16  # bytes per frame, about
 
 
 class FrameCounts:
@@ -205,7 +208,7 @@ def audit_file(
     Raises:
         ConfigError: no step is below `step`, or the file has no steps.
     """
-    file, keys, stops = OrderFile(path), np.empty(0, np.int64), np.empty(0, np.int64)
+    file, keys, stops, last = OrderFile(path), np.empty(0, np.int64), np.empty(0, np.int64), -1
     if step != "latest" and not file.has_steps:
         raise ConfigError(f"checkpoint: {path} has no column `step`; leave it out")
 
@@ -221,8 +224,12 @@ def audit_file(
         keys, inverse = np.unique(np.append(keys, block.source * STRIDE + block.episode), return_inverse=True)
         stops = np.zeros_like(keys)
         np.maximum.at(stops, inverse, ends)
-    if not len(keys):
-        raise ConfigError(f"checkpoint: {path} has no step below {step}")
+        last = int(block.step[-1])
+    if step not in ("latest", last + 1) or not len(keys):
+        raise ConfigError(f"checkpoint: {step}: {path} has no step before it, or ends earlier")
+    if stops.sum() * _COUNTER > available_memory():
+        episode = int(keys[stops.argmax()] % STRIDE)
+        raise ConfigError(f"{path}: frame {stops.max() - 1} of episode {episode}: give the number in the episode")
     rows = np.stack([keys % STRIDE, stops * 0, stops], axis=1)
     counts = FrameCounts(file.names, keys // STRIDE, rows, np.full(len(keys), ""))
     unknown = {mark: counts.mark(mark, ids) for mark, ids in (("validation", reserved), ("without", without))}

@@ -241,10 +241,9 @@ class ExportConfig:
         runs = [path for path in self.paths[:-1] if Path(path, "order.json").is_file()]
         if runs and self.paths[2:]:
             problems.append(f"paths: {runs[0]} is a run, which is exported alone")
-        of_others = ("batch_size", "seed", "weights", "memory") if runs else ("checkpoint",)
-        other = "a run has its own" if runs else "datasets have none"
-        changed = [name for name in of_others if getattr(self, name) != getattr(ExportConfig, name)]
-        return problems + [f"{name}: {other}; leave it out" for name in changed]
+        unused = ["batch_size", "seed", "weights", "memory"] if runs else ["checkpoint"]
+        changed = [name for name in unused if getattr(self, name) != getattr(ExportConfig, name)]
+        return problems + [f"{name}: not for {'a run' if runs else 'datasets'}; leave it out" for name in changed]
 
 
 def export(config: ExportConfig) -> None:

@@ -161,7 +161,7 @@ def _write_order(path: str, data: EpisodeDataset, steps: int, options: dict[str,
     """Write the samples of all steps of a run before the first one."""
     with Loader(data, **options) as loader:
         spans, order = [Span(0, 0, loader.order.batch_size, steps)], loader.order
-    facts = order_facts(order, spans, {data.name: lengths_digest(data)})
+    facts = order_facts(order.spec, spans, {data.name: lengths_digest(data)})
     write_order_file(path, rows_of(order.locate, spans, options["world_size"]), facts)
 
 

@@ -2,7 +2,8 @@
 
 A row is a run of frames of an episode of a source. `part` is `TRAINING` (in the sequence of the order, frames with
 copies several times), `VALIDATION`, or `WEIGHT`: from this frame on `weight` is the factor of the loss, 0 without a
-return. `EPISODE` is a whole episode of the dataset, selected or not. `task` is the text of the episode's task; several are joined.
+return. `EPISODE` is a whole episode of the dataset, selected or not. `task` is the text of the episode's task; several
+are joined.
 
 An update of a run's data has a file of its own, whose sources continue the numbers.
 """
@@ -29,12 +30,8 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
     """Return the content of the file for the sources of a run's data from number `first` on."""
     tables = []
     for number, training in enumerate(data.training[first:], first):
-        starts = (
-            np.empty(0, np.int64)
-            if training.returns is None
-            else np.sort(training.segments[:, :2] @ [EPISODE_STRIDE, 1])
-        )
-        factors = np.ones(len(starts))
+        segments = training.segments if training.returns is not None else np.empty((0, 3), np.int64)
+        starts, factors = np.sort(segments[:, 0] * EPISODE_STRIDE + segments[:, 1]), np.ones(len(segments))
         if training.frame_weights is not None:
             starts, factors = training.frame_weights.loss_runs
         runs = np.stack([starts // EPISODE_STRIDE, *[starts % EPISODE_STRIDE] * 2], axis=1)
@@ -45,7 +42,12 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
         ids, lengths = episodes_within(training.catalog, data.spans[number])
         whole = np.stack([ids, 0 * ids, lengths], axis=1)
         apart = whole[:0] if (reserved := data.apart[number]) is None else reserved.segments
-        parts = [(training.epoch_segments, 1.0), (apart, 1.0), (runs, factors), (whole, 1.0)]
+        parts: list[tuple[np.ndarray, Any]] = [
+            (training.epoch_segments, 1.0),
+            (apart, 1.0),
+            (runs, factors),
+            (whole, 1.0),
+        ]
         for part, (rows, weight) in enumerate(parts):
             ids, inverse = np.unique(rows[:, 0], return_inverse=True)
             tasks = [""] * len(ids)
