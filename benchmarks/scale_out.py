@@ -11,6 +11,7 @@ The simulation gives parts in order to workers, each part with the CPU time of i
 stores and merges one part at a time, with the seconds per part that were measured here.
 """
 
+import ctypes
 import heapq
 import json
 import os
@@ -56,11 +57,24 @@ def record(root: Path, episodes: int, frames: int) -> None:
             writer.save_episode()
 
 
+def wait_for_others() -> int:
+    """Wait for processes that a command left to this one (`PR_SET_CHILD_SUBREAPER`); return those of 60 seconds."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.02)
+        except ChildProcessError:
+            return 0
+    return 1
+
+
 def run(words: tuple[str, ...], **places: Path) -> tuple[str, float]:
     """Run a command; return its output and the CPU seconds of all its processes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "understudy", *(word.format(**places) for word in words)]
     done = subprocess.run(command, capture_output=True, text=True)
+    wait_for_others()
     if done.returncode not in (0, 1) or not done.stdout:
         raise SystemExit(done.stderr)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -100,18 +114,26 @@ def compare(source: Path, folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def processes_of(work: Path) -> list[int]:
-    """The process of a command with this folder, and its children."""
+    """The process of a command with this folder, its fork server, and the processes that this forked."""
     listed = subprocess.run(["ps", "-eww", "-o", "pid=,ppid=,args="], capture_output=True, text=True).stdout
     lines = [line.split(None, 2) for line in listed.splitlines()]
     commands = [int(pid) for pid, _, words in lines if str(work) in words]
-    return commands + [int(pid) for pid, parent, words in lines if int(parent) in commands and "spawn_main" in words]
+    for _ in range(2):  # children, and theirs
+        parents = set(commands)
+        commands += [
+            int(pid)
+            for pid, parent, words in lines
+            if int(parent) in parents and int(pid) not in parents and "multiprocessing.forkserver" in words
+        ]
+    return commands
 
 
 def kill(source: Path, folder: Path, kills: int, seed: int) -> dict[str, Any]:
     """Kill edits at random; each is started again with its folder until it is done."""
     draw = random.Random(seed)
     run((*EDIT, "--workers", "1"), source=source, out=folder / "whole")
-    whole, counts = content(folder / "whole"), {"kills": 0, "of_commands": 0, "edits": 0, "wrong": 0, "left": 0}
+    whole = content(folder / "whole")
+    counts = {"kills": 0, "of_commands": 0, "edits": 0, "thrice": 0, "wrong": 0, "left": 0}
     while counts["kills"] < kills:
         out, work = folder / "out", folder / f"work-{counts['edits']}"
         words = [*EDIT, "--workers", "2", "--work", str(work)]
@@ -126,11 +148,15 @@ def kill(source: Path, folder: Path, kills: int, seed: int) -> dict[str, Any]:
                     os.kill(victim, signal.SIGKILL)
                     counts["kills"] += 1
                     counts["of_commands"] += victim == driver.pid
+            assert driver.stderr is not None
+            thrice = b"it ended 3 processes" in driver.stderr.read()
             driver.wait()
-            counts["wrong"] += driver.returncode not in (0, -signal.SIGKILL)
+            counts["thrice"] += thrice
+            counts["wrong"] += driver.returncode not in (0, -signal.SIGKILL) and not thrice
+            counts["left"] += wait_for_others()
         counts["edits"] += 1
         counts["wrong"] += content(out) != whole
-        counts["left"] += work.exists() + len(processes_of(work))
+        counts["left"] += work.exists()
         shutil.rmtree(out)
     return counts
 
@@ -189,6 +215,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: fork servers outlive their command for a moment
     folder = Path(tempfile.mkdtemp(prefix="understudy-scale-"))
     try:
         source = folder / "source"

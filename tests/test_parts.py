@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.part_work import Squares
-from support.processes import children
+from support.processes import children, forked
 from understudy.parts import TRIES, Lost, Part, Workers, cut_parts
 
 PARTS: list[Part] = [(1, 2), (3,), (4, 5, 6), (7,), (8, 9)]
@@ -77,6 +77,16 @@ def test_run_is_refused_while_the_results_of_another_are_read(calls: Path) -> No
         assert list(workers.run(Squares(calls, setting=1), PARTS)) == RESULTS
 
 
+def test_run_goes_on_after_kills_of_the_fork_server(calls: Path) -> None:
+    finished = []
+    with Workers(2) as workers:
+        for part, result in workers.run(Squares(calls, slow=0.02), [(number,) for number in range(12)]):
+            finished.append((part, result))
+            for server in forked([os.getpid()]) if len(finished) % 5 == 0 else ():
+                os.kill(server, signal.SIGKILL)
+    assert finished == [((number,), [number**2]) for number in range(12)]
+
+
 def test_a_single_process_apart_survives_an_item(calls: Path) -> None:
     with Workers(1, apart=True) as workers:
         results = list(workers.run(Squares(calls, deadly=(3,)), [(3,), (4,)]))
@@ -103,7 +113,6 @@ DRIVER = """
 import sys
 from pathlib import Path
 from support.part_work import Squares
-from support.processes import children
 from understudy.parts import Workers
 if __name__ == "__main__":
     calls, folder = map(Path, sys.argv[1:])

@@ -1,6 +1,12 @@
 """Work cut into parts on a Ray cluster of several nodes on this machine. Needs the extra `ray` (`nox -s ray`)."""
 
 import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +14,9 @@ from typing import Any
 import pytest
 
 from support.datasets import Spec, write_dataset
-from support.edited import edit
+from support.edited import content, edit
 from support.part_work import SlowNode, Squares
+from support.processes import ray_workers
 from understudy.check.examine import check_dataset
 from understudy.parts import Lost, Part, Workers
 
@@ -80,8 +87,67 @@ def test_cluster_edits_and_checks_as_one_process(cluster: Any, tmp_path: Path) -
         edit(source, tmp_path / "many", workers=workers, **settings)
         report = check_dataset(tmp_path / "many", "all", workers=workers)
     assert report.findings == check_dataset(tmp_path / "many", "all").findings
-    names = sorted(str(path.relative_to(tmp_path / "one")) for path in (tmp_path / "one").rglob("*.*"))
-    assert names == sorted(str(path.relative_to(tmp_path / "many")) for path in (tmp_path / "many").rglob("*.*"))
-    for name in names:
-        if Path(name).suffix in (".mp4", ".parquet") or name == "meta/stats.json":
-            assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "many" / name).read_bytes(), name
+    assert content(tmp_path / "many") == content(tmp_path / "one")
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from support.edited import edit
+from understudy.edit import videos, write_set
+from understudy.parts import Workers
+if __name__ == "__main__":
+    videos.PART_IMAGES, write_set.PART_ROWS = 1, 1
+    source, out, work, address = sys.argv[1:]
+    with Workers(ray=address, folder=work) as workers:
+        edit(Path(source), Path(out), workers=workers, codec="libx264", gop=3)
+"""
+KINDS = {"worker": 6, "driver": 2, "node": 1, "stop": 1}
+"""Events with their weights. `stop` halts a worker for two seconds: a slow node."""
+
+
+@pytest.mark.parametrize("kills", [6, 60])
+def test_kills_at_random_change_nothing(
+    cluster: Any, tmp_path: Path, kills: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    source, script, draw, events = tmp_path / "source", tmp_path / "driver.py", random.Random(kills), Counter[str]()
+    write_dataset(source, Spec("v3.0", lengths=(30, 41, 22, 35, 28, 33), gop=4))
+    edit(source, tmp_path / "whole", codec="libx264", gop=3)
+    script.write_text(DRIVER)
+    nodes, rounds = [cluster.first, cluster.add_node(num_cpus=1, object_store_memory=MEMORY)], 0
+    while sum(events.values()) < kills:
+        out, work = tmp_path / f"out-{rounds}", tmp_path / f"work-{rounds}"
+        command = [sys.executable, str(script), str(source), str(out), str(work), cluster.address]
+        while not out.exists():
+            driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            parts = 0
+            while driver.poll() is None and sum(events.values()) < kills:
+                time.sleep(draw.uniform(0.02, 0.2))
+                workers = ray_workers()
+                if len(list(work.glob("*.part"))) == parts or not workers:
+                    continue
+                (kind,), parts = draw.choices(list(KINDS), list(KINDS.values())), len(list(work.glob("*.part")))
+                victim = draw.choice(workers)
+                if kind == "driver":
+                    driver.kill()
+                elif kind == "node":
+                    cluster.remove_node(nodes.pop(0), allow_graceful=False)
+                    nodes.append(cluster.add_node(num_cpus=1, object_store_memory=MEMORY))
+                else:
+                    signals = [signal.SIGSTOP, signal.SIGCONT] if kind == "stop" else [signal.SIGKILL]
+                    for number in signals:
+                        try:
+                            os.kill(victim, number)
+                        except ProcessLookupError:
+                            break
+                        time.sleep(2 * (number == signal.SIGSTOP))
+                events[kind] += 1
+            assert driver.stderr is not None
+            errors = driver.stderr.read().decode()
+            driver.wait(300)
+            # A task that three of the kills hit is named; the same command continues.
+            assert driver.returncode in (0, -signal.SIGKILL) or "it ended 3 processes" in errors, errors
+        assert content(out) == content(tmp_path / "whole")
+        rounds += 1
+    print(dict(events), "in", rounds, "edits")

@@ -9,10 +9,10 @@ import ctypes
 import hashlib
 import logging
 import multiprocessing
-import os
 import pickle
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout, suppress
@@ -184,13 +184,11 @@ _Task = tuple[int, int | None, Part]
 """Number of a part, place of an item in it or None for all of them, and these items."""
 
 
-def _serve(connection: Connection, parent: int) -> None:
-    """Compute parts until the connection ends or the parent dies."""
+def _serve(connection: Connection) -> None:
+    """Compute parts until the connection ends; on Linux a death of the command ends this process at once."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG: the fork server dies with the command
     work: Any = None
     while True:
         try:
@@ -232,7 +230,8 @@ class _Processes:
     def __init__(self, count: int) -> None:
         self.most = count
         self.running: dict[Connection, _Task] = {}
-        self._context = multiprocessing.get_context("spawn")
+        # A fork server imports the package of the first work once for all processes, and has no threads of ours.
+        self._context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
         self._processes: dict[Connection, Any] = {}
         self._idle: dict[Connection, int] = {}  # number of the work that it has
         self._works, self._work, self._deaths = 0, b"", dict[_Task, int]()
@@ -240,15 +239,25 @@ class _Processes:
     def start(self, work: Work) -> None:
         """Set the work of later tasks."""
         self._work, self._works, self._deaths = pickle.dumps(work), self._works + 1, {}
+        package = type(work).__module__.rpartition(".")[0]
+        self._context.set_forkserver_preload([name for name in sys.modules if name.startswith(package)])
 
     def submit(self, task: _Task) -> None:
         """Give a task to an idle process, or to a new one."""
-        if not self._idle:
+        attempts = 0
+        while not self._idle:
             ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
-            process.start()
+            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            try:
+                process.start()
+            except (EOFError, OSError):  # the fork server was killed: the next attempt starts another
+                attempts += 1
+                if attempts == TRIES:
+                    raise
+                time.sleep(0.1)
+            else:
+                self._processes[ours], self._idle[ours] = process, 0
             theirs.close()
-            self._processes[ours], self._idle[ours] = process, 0
         connection, work = self._idle.popitem()
         self.running[connection] = task
         with suppress(OSError):  # the process is dead: `wait` finds the end of its connection

@@ -141,9 +141,11 @@ def test_kills_of_processes_and_of_the_command_change_nothing(
                     victim, parts = draw.choice(victims), len(list(work.glob("*.part")))
                     os.kill(victim, signal.SIGKILL)
                     done += 1
-            driver.wait(120)
             assert driver.stderr is not None
-            assert driver.returncode in (0, -signal.SIGKILL), driver.stderr.read().decode()
+            errors = driver.stderr.read().decode()
+            driver.wait(120)
+            # A part that three of the kills hit is named; the same command continues.
+            assert driver.returncode in (0, -signal.SIGKILL) or "it ended 3 processes" in errors, errors
         assert content(out) == whole
         assert driver.returncode or not work.exists()  # a kill between the rename and its end leaves the finished parts
         rounds += 1

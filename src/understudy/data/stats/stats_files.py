@@ -9,13 +9,12 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from understudy import credentials
 from understudy.batch_keys import ACTION, STATE
-from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.features import join_stats
 from understudy.data.format.layouts import read_episode_columns
 from understudy.data.format.meta_files import read_json
@@ -38,11 +37,14 @@ _FIGURES = ("mean", "std", "min", "max", "q01", "q99")
 _OTHER_FILE = (
     f"give the path of a statistics file, or {RECORDED!r} for the dataset's own; without one they are computed"
 )
+
+if TYPE_CHECKING:
+    from understudy.data.dataset import EpisodeDataset  # imports torch
 _TINY = 1e-6  # a padded dimension, up to the bins of openpi's histograms (1e-10) and its float32 sums
 
 
 def read_stats_file(
-    source: str, mode: Mode, data: EpisodeDataset, delta: tuple[int, ...] = ()
+    source: str, mode: Mode, data: "EpisodeDataset", delta: tuple[int, ...] = ()
 ) -> dict[str, Statistics]:
     """Read statistics of `ACTION` and `STATE` for `Member.recorded`; figures that `mode` does not need may be NaN.
 
@@ -98,7 +100,7 @@ def to_openpi(statistics: Mapping[str, Statistics]) -> str:
     return json.dumps({"norm_stats": out}, indent=2) + "\n"
 
 
-def _read_table(source: str, data: EpisodeDataset) -> tuple[str, Stats, bool]:
+def _read_table(source: str, data: "EpisodeDataset") -> tuple[str, Stats, bool]:
     """Name of the file, figures by its own keys, and whether it is openpi's."""
     if source == RECORDED:
         stats = {data.catalog.stored_names.get(key, key): entry for key, entry in data.catalog.stats.items()}

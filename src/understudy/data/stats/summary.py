@@ -31,19 +31,21 @@ from functools import cached_property
 from itertools import count
 from math import gcd
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from understudy.atomic import replace_file
 from understudy.batch_keys import ACTION, STATE
-from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.recorded_stats import aggregate
 from understudy.data.read.rows import Rows
 from understudy.data.stats.running import RowSample, compute_moments
 from understudy.errors import DatasetError
 from understudy.parts import Lost, Part, Workers, cut_parts
 from understudy.storage.cache_budget import evict_files
+
+if TYPE_CHECKING:
+    from understudy.data.dataset import EpisodeDataset  # imports torch
 
 Mode = Literal["mean_std", "min_max", "quantile"]
 
@@ -216,7 +218,7 @@ LOADED_BYTES = 256 << 20  # bytes of loaded rows; more than one file where an or
 PAIRS = 1 << 18  # pairs that are computed at once
 
 
-def vector_widths(data: EpisodeDataset) -> dict[str, int]:
+def vector_widths(data: "EpisodeDataset") -> dict[str, int]:
     """Return the widths of `ACTION` and, if present, `STATE`.
 
     Raises:
@@ -236,21 +238,21 @@ def vector_widths(data: EpisodeDataset) -> dict[str, int]:
     return widths
 
 
-def count_frames(data: EpisodeDataset) -> int:
+def count_frames(data: "EpisodeDataset") -> int:
     """Count the frames that are samples."""
     return int(_frames(data).sum())
 
 
-def _frames(data: EpisodeDataset) -> np.ndarray:
+def _frames(data: "EpisodeDataset") -> np.ndarray:
     return np.asarray(data.segments[:, 2] - data.segments[:, 1])
 
 
-def count_pairs(data: EpisodeDataset, chunk: int) -> int:
+def count_pairs(data: "EpisodeDataset", chunk: int) -> int:
     """Count the pairs (frame, step of its window of `chunk` frames) without padding."""
     return int(_pairs(data, chunk).sum())
 
 
-def _pairs(data: EpisodeDataset, chunk: int) -> np.ndarray:
+def _pairs(data: "EpisodeDataset", chunk: int) -> np.ndarray:
     def up_to(n: np.ndarray) -> np.ndarray:
         """Count pairs of the last n frames before a window's bound: sum over i = 1..n of min(i, chunk)."""
         short = np.minimum(n, chunk)
@@ -261,7 +263,7 @@ def _pairs(data: EpisodeDataset, chunk: int) -> np.ndarray:
 
 
 def summarize(
-    data: EpisodeDataset,
+    data: "EpisodeDataset",
     delta: tuple[int, ...],
     chunk: int,
     strides: Mapping[str, int],
@@ -309,7 +311,7 @@ def _join(parts: Sequence[Summary]) -> Summary:
 class SummarizeSegments:
     """Summaries of segments [start, stop) of a source, as `summarize` makes them (`parts.Work`)."""
 
-    data: EpisodeDataset
+    data: "EpisodeDataset"
     delta: tuple[int, ...]
     chunk: int
     strides: Mapping[str, int]
@@ -386,7 +388,7 @@ Summaries = dict[str, Summary]
 
 def load_or_compute(
     folder: Path | None,
-    data: EpisodeDataset,
+    data: "EpisodeDataset",
     delta: tuple[int, ...],
     chunk: int,
     strides: Mapping[str, int],
@@ -420,7 +422,7 @@ def load_or_compute(
     return summaries
 
 
-def _hash_inputs(data: EpisodeDataset, delta: tuple[int, ...], chunk: int) -> str:
+def _hash_inputs(data: "EpisodeDataset", delta: tuple[int, ...], chunk: int) -> str:
     """Hash everything that summaries depend on."""
     catalog, table = data.catalog, data.catalog.episodes
     rows = table.rows_of(np.unique(data.segments[:, 0]))
