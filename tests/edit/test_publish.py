@@ -14,6 +14,7 @@ from support import recording
 from support.refusals import refused
 from support.servers import RangeServer
 from understudy.cli.main import main
+from understudy.edit import publish as module
 from understudy.edit.publish import publish
 
 NAMES = ("arm-1", "arm-2")
@@ -75,6 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("published")
     writers = [record(root / name, of) for name, (_, of) in zip(NAMES, FIRST)]
     publish([str(path) for path in writers], root / "one/out")
+    assert main(["select", str(root / "one/out"), "early", "--episodes", "0", "2"]) == 0
     for path, (_, of) in zip(writers, SECOND):
         record(path, of)
     shutil.copytree(root / "one", root / "two", symlinks=True)
@@ -92,6 +94,7 @@ def test_publications_append_and_keep_every_earlier_file(folder: Path) -> None:
             assert (after / path.relative_to(before)).read_bytes() == path.read_bytes()
     writers = us.Catalog.open(after).episode_metadata()["writer"]
     assert [writers[episode] for episode in range(8)] == [NAMES[n] for n, of in [*FIRST, *SECOND] for _ in of]
+    assert us.Catalog.open(f"{after}#early").episodes is not None
     stats = us.Catalog.open(after).stats
     rows = [state for *_, state, _, _ in content(after)]
     assert stats["observation.state"]["count"].tolist() == [len(rows)]
@@ -213,3 +216,26 @@ def test_publications_wait_for_each_other(folder: Path, tmp_path: Path) -> None:
     for call in calls:
         call.join()
     assert whole(tmp_path / "p/out") == 8
+
+
+def test_files_that_a_recorder_joins_meanwhile_are_not_published(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later episode has the file of an earlier one then, so that rows and images could be of two episodes."""
+    shutil.copytree(folder / "one", tmp_path / "p", symlinks=True)
+    writer = recording.open_writer(tmp_path / "arm-3")
+    recording.record(writer, range(2))
+    plain = module.write_set
+
+    def write_set(*arguments: Any) -> Any:
+        done = plain(*arguments)
+        if len(us.Catalog.open(tmp_path / "arm-3").episodes.data) == 2:
+            writer.finish()
+        return done
+
+    monkeypatch.setattr(module, "write_set", write_set)
+    with refused("joined", where="arm-3", fix="publish"):
+        publish([str(tmp_path / "arm-3")], tmp_path / "p/out")
+    assert whole(tmp_path / "p/out") == 5
+    assert publish([str(tmp_path / "arm-3")], tmp_path / "p/out") == {"arm-3": 2}
+    assert whole(tmp_path / "p/out") == 7

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -202,6 +203,32 @@ def test_update_on_two_ranks_is_the_same(folder: Path, tmp_path: Path) -> None:
     assert in_ranks(2, on_ranks, out, 1) == [run.DONE] * 2
     assert trained(out, 12) == trained(folder / "grown", 12)
     assert Account.open(out, "latest").order.spec == Account.open(folder / "grown", "latest").order.spec
+
+
+def opens_late(root: Path, out: Path) -> int:
+    """Train; the dataset grows between the openings of rank 0 and rank 1."""
+    plain, marker = run.open_data, out.with_name("opened")
+    rank, opened = int(os.environ["RANK"]), []
+
+    def open_data(*arguments: Any) -> Any:
+        while rank == 1 and not opened and not marker.exists():
+            time.sleep(0.01)
+        if rank == 1 and not opened:
+            write(root, MORE)
+        opened.append(plain(*arguments))
+        marker.touch()
+        return opened[-1]
+
+    run.open_data = open_data
+    with recorded(out, 0, {}):
+        return run.train(settings(root, out))
+
+
+def test_all_ranks_have_the_episodes_of_rank_0(folder: Path, tmp_path: Path) -> None:
+    root, out = write(tmp_path / "data", OLD), tmp_path / "r"
+    assert in_ranks(2, opens_late, root, out) == [run.DONE] * 2
+    assert RunDir(out).read_record()["sources"][0]["last"] == OLD - 1
+    assert trained(out, 12) == trained(folder / "held", 12)
 
 
 def test_changed_episodes_are_refused_by_name(folder: Path, tmp_path: Path) -> None:

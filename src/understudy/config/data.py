@@ -191,7 +191,7 @@ class DataConfig(DatasetConfig):
     """Action for a frame (image or row) that cannot be read: `raise` names it, `substitute` takes a neighbour from the
     same clip and logs it. Validation frames have no substitute: they are skipped and counted."""
 
-    update: Annotated[bool, OnResume("episodes appended since are trained on, too, from here on")] = False
+    update: Annotated[bool, OnResume("episodes appended since, if any, are trained on, too, from here on")] = False
     """Of `understudy resume`: also train on the episodes that were appended to the datasets, from this step on
     (docs/checkpoints.md). Without it a run keeps to the episodes that it has."""
     changed_files: Annotated[

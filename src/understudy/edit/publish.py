@@ -12,7 +12,6 @@ writer's published lengths, and the metadata `writer` of an episode the name of 
 import fcntl
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +37,6 @@ from understudy.parts import Workers
 
 LEDGER = "meta/published.json"
 """File with the digests of the writers, relative to the root."""
-_PLACE = re.compile(r"chunk-(\d+)/file-(\d+)")
 
 
 def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> dict[str, int]:
@@ -77,7 +75,7 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
             added[name], published[name] = len(rows), lengths_digest(writer)
         if pieces:
             plan = _plan(old, writers, pieces, [name for name, count in added.items() for _ in range(count)])
-            _add_version(plan, old, published, store, out, workers or Workers())
+            _add_version(plan, old, roots, published, store, out, workers or Workers())
         return added
 
 
@@ -121,6 +119,7 @@ def _plan(old: Catalog | None, writers: list[Catalog], pieces: list[Piece], name
 def _add_version(
     plan: Plan,
     old: Catalog | None,
+    roots: Sequence[str],
     published: dict[str, str],
     store: Path,
     out: Path,
@@ -135,29 +134,36 @@ def _add_version(
         if folder.name not in (before, files.name):
             shutil.rmtree(folder)
     write_set(plan, draft, workers, version.name)
-    tables = [path for kind in ("data", "meta/episodes") for path in (store / before / kind).glob("*/*")]
-    linked = {path.relative_to(store / before) for path in tables}
-    for path in [path for path in draft.rglob("*") if _PLACE.search(str(path)) and path.is_file()]:
-        match = _PLACE.search(str(path))
-        assert match
-        chunk, file = divmod(int(match[1]) * FILES_PER_CHUNK + int(match[2]) + plan.base.files, FILES_PER_CHUNK)
-        place = Path(_PLACE.sub(f"chunk-{chunk:03d}/file-{file:03d}", str(path.relative_to(draft))))
-        (files / place).parent.mkdir(parents=True, exist_ok=True)
+    now = list(map(Catalog.open, roots))
+    for piece in plan.pieces:  # a recorder that joins its files uses their names again
+        source, writer = plan.sources[piece.source], now[piece.source - len(plan.sources)]
+        if writer.data_path(piece.row) != source.data_path(piece.row):
+            raise DatasetError("its files were joined meanwhile", where=source.root, fix="publish again")
+    (version / "meta").mkdir(parents=True)
+    if old:
+        shutil.copytree(store / before, version, symlinks=True, dirs_exist_ok=True)
+    else:
+        (files / "views").mkdir(exist_ok=True)
+        os.symlink("../../files/views", version / VIEWS)
+        if plan.cameras:
+            os.symlink("../files/videos", version / "videos")
+    for path in list(draft.rglob("chunk-*/file-*")):
+        number = int(path.parent.name[6:]) * FILES_PER_CHUNK + int(path.stem[5:]) + plan.base.files
+        chunk, file = divmod(number, FILES_PER_CHUNK)
+        place = path.parents[1].relative_to(draft) / f"chunk-{chunk:03d}/file-{file:03d}{path.suffix}"
+        target, listed = files / place, version / place
+        target.parent.mkdir(parents=True, exist_ok=True)
         sync(path)
-        os.replace(path, files / place)
-        sync((files / place).parent)
-        linked |= {place} if place.parts[0] != "videos" else set()
-    for place in linked:
-        (version / place).parent.mkdir(parents=True, exist_ok=True)
-        os.symlink(os.path.relpath(files / place, (version / place).parent), version / place)
-    if (files / "videos").exists():
-        os.symlink("../files/videos", version / "videos")
+        os.replace(path, target)
+        sync(target.parent)
+        if place.parts[0] != "videos":
+            listed.parent.mkdir(parents=True, exist_ok=True)
+            os.symlink(os.path.relpath(target, listed.parent), listed)
     _write_meta(plan, old, published, draft, version)
-    (files / "views").mkdir(exist_ok=True)
-    os.symlink("../../files/views", version / VIEWS)
     for top, _, names in os.walk(version):
-        for name in (*names, ""):
-            sync(Path(top, name))
+        for path in [Path(top, name) for name in (*names, "")]:
+            if not path.is_symlink():  # links lie in their folder, and there are many
+                sync(path)
     os.symlink(f"{store.name}/{version.name}", link)
     os.replace(link, out)
     sync(out.parent)

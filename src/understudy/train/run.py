@@ -254,11 +254,8 @@ def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainC
         data = _open_same_data(run, record, saved, config, mesh, "start a new run with another --output-dir")
     step = saved["step"] if saved else 0
     appended = mesh.first(lambda: find_appended(config, data, step))
-    for entry in appended:
-        newer = f"{entry['name']}: episodes {entry['first']} to {entry['last']} were appended"
-        lines.append(
-            f"{newer} and are trained on from here on" if config.data.update else f"{newer}; --data.update takes them"
-        )
+    use = "trained on from here on" if config.data.update else "--data.update takes them"
+    lines += [f"{of['name']}: episodes {of['first']} to {of['last']} were appended: {use}" for of in appended]
     if config.data.update and appended:
         with mesh.together():
             data = open_data(config, [*data.entries(), *appended], mesh.rank == 0)
