@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from support.datasets import TASKS, Spec, edit_json, write_dataset
 from support.hub import HubServer
 from support.refusals import absent, refused
+from understudy.data.format import layouts
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import starts_within
 from understudy.data.format.features import Feature
@@ -647,3 +648,15 @@ def test_catalog_every_oddity_of_a_real_dataset_is_reported(real_data: Path) -> 
     ):
         assert text in report
     assert catalog.camera_keys == ("observation.images.ego_view",)
+
+
+@pytest.mark.parametrize("runs", [(), (1,), (3, 0, 2), (5, 1, 1, 4, 2)])
+def test_files_of_episodes_in_any_sequence(runs: tuple[int, ...]) -> None:
+    generator = np.random.default_rng(len(runs))
+    chunk, number = (np.repeat(generator.integers(-1, 3, len(runs)), runs) for _ in range(2))
+    chunk = np.where(number < 0, -1, np.maximum(chunk, 0))
+    table, file = layouts._file_table("", chunk, number)
+    named = sorted({(int(c), int(n)) for c, n in zip(chunk, number) if n >= 0})
+    assert list(zip(table.chunk.tolist(), table.number.tolist())) == named
+    expected = [named.index((c, n)) if n >= 0 else -1 for c, n in zip(chunk.tolist(), number.tolist())]
+    assert file.tolist() == expected

@@ -307,9 +307,11 @@ def _file_numbers(table: pa.Table, name: str, where: str) -> tuple[np.ndarray, n
 def _file_table(template: str, chunk: np.ndarray, number: np.ndarray, key: str = "") -> tuple[FileTable, np.ndarray]:
     """Build the table of distinct files, and the file of each episode: int32 (N,), -1 for none."""
     present = number >= 0
-    pairs, inverse = np.unique(np.stack([chunk[present], number[present]], 1), axis=0, return_inverse=True)
+    listed = np.stack([chunk[present], number[present]], 1)
+    begins = np.append(True, (listed[1:] != listed[:-1]).any(axis=1))[: len(listed)]  # episodes of a file are neighbors
+    pairs, of_run = np.unique(listed[begins], axis=0, return_inverse=True)
     file = np.full(len(number), -1, np.int32)
-    file[present] = inverse.reshape(-1)
+    file[present] = of_run.reshape(-1)[np.cumsum(begins) - 1]
     return FileTable(template, pairs[:, 0].copy(), pairs[:, 1].copy(), key), file
 
 
