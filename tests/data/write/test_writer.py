@@ -520,6 +520,29 @@ def test_writer_an_error_in_the_block_keeps_what_was_saved(tmp_path: Path) -> No
     assert sorted(path.name for path in (root / "data").rglob("*.parquet")) == ["file-000.parquet"]
 
 
+def test_writer_never_puts_an_episode_into_a_file_that_a_reader_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset_files, "MAX_EPISODES", 2)
+    root, opened = tmp_path / "data", list[us.Catalog]()
+    with EpisodeWriter(root, fps=20, features=FEATURES, codec="libx264") as writer:
+        for episode in range(6):
+            for _ in range(3):
+                writer.add_frame(frame(np.random.default_rng(episode), 20 + 30 * episode), task="go")
+            writer.save_episode()
+            opened.append(us.Catalog.open(root))
+            for catalog in opened:
+                for row in range(catalog.num_episodes):
+                    path = root / catalog.video_path(TOP, row)
+                    if path.exists():
+                        image = open_video(path).read(catalog.videos(TOP).first[row : row + 1])
+                        assert abs(image.astype(int) - (20 + 30 * row)).max() <= 6
+    assert sorted(path.name for path in (root / "data").rglob("*")) == [
+        "chunk-000",
+        *(f"file-00{number}.parquet" for number in range(3)),
+    ]
+
+
 def test_writer_folders_that_are_not_to_be_touched(tmp_path: Path) -> None:
     features = {"a": {"dtype": "float32", "shape": (1,)}}
     options: dict[str, Any] = {"fps": 20, "features": features}

@@ -2,9 +2,10 @@
 
 Episodes are committed one by one to the open group, which is packed into one file per kind when it is full. Group k
 owns meta/episodes file k and, once packed, data file k and video file k of every camera. Before that, each of its
-episodes has its own small files, numbered from k+1 on; this is an equally valid dataset. Every change replaces
-meta/episodes file k in one atomic step. Before the step the new files do not belong to the dataset, after it the old
-ones do not. Files outside the dataset are removed by the next step or on resume.
+episodes has its own small files; this is an equally valid dataset. Every change replaces meta/episodes file k in one
+atomic step. Before the step the new files do not belong to the dataset, after it the old ones do not. Files outside the
+dataset are removed by the next step or on resume. No number is used twice: a reader that opened the dataset before a
+packing finds a small file missing, and never another episode in it.
 
 The episode table and packed files survive a power cut. The latest small files may be lost.
 """
@@ -12,6 +13,7 @@ The episode table and packed files survive a power cut. The latest small files m
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ from understudy.records import Record
 from understudy.video.encode import codec_name, concat_videos
 
 FILES_PER_CHUNK = 1000
+SMALL_FILES = 1_000_000
+"""Number of the small files of episode 0; those of the others follow."""
 PLAIN_VIDEO = {"is_depth_map": False, "has_audio": False}
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
@@ -300,9 +304,9 @@ class Group:
     sizes: dict[str, int] = field(default_factory=dict)
 
 
-def empty_group(number: int, features: Mapping[str, Feature]) -> Group:
-    """Return a group without episodes."""
-    return Group(number, episode_schema(features).empty_table(), number + 1)
+def empty_group(number: int, features: Mapping[str, Feature], episodes: int = 0) -> Group:
+    """Return a group without episodes, after groups with some."""
+    return Group(number, episode_schema(features).empty_table(), SMALL_FILES + episodes)
 
 
 def video_keys(features: Mapping[str, Feature]) -> list[str]:
@@ -351,6 +355,7 @@ def pack(root: Path, features: Mapping[str, Feature], group: Group, fps: int) ->
     replace_parquet(new[""], tables, data_schema(features), durable=True)
     columns = ["data"]
     for key in video_keys(features):
+        new[key].parent.mkdir(parents=True, exist_ok=True)
         counts = concat_videos([paths[key] for paths in old], new[key])
         if not np.array_equal(counts, lengths):
             wrong = int(np.flatnonzero(np.array(counts) != lengths)[0])
@@ -370,7 +375,9 @@ def pack(root: Path, features: Mapping[str, Feature], group: Group, fps: int) ->
     for paths in old:
         for path in paths.values():
             path.unlink()
-    return empty_group(group.number + 1, features)
+            with suppress(OSError):  # has other files
+                path.parent.rmdir()
+    return empty_group(group.number + 1, features, group.next_file - SMALL_FILES)
 
 
 def file_numbers(rows: pa.Table, kind: str) -> list[int]:

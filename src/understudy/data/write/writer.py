@@ -44,6 +44,7 @@ from understudy.data.write.dataset_files import (
     DATA_PATH,
     EPISODES_PATH,
     MARK,
+    SMALL_FILES,
     VIDEO_PATH,
     Group,
     commit,
@@ -436,9 +437,9 @@ class EpisodeWriter:
         number = len(tables) - 1
         is_packed = number in file_numbers(tables[-1], "data")
         if is_packed:
-            self._group = empty_group(number + 1, self.features)
+            self._group = empty_group(number + 1, self.features, self.episodes)
         else:
-            self._group = Group(number, tables[-1], number + 1)
+            self._group = Group(number, tables[-1], SMALL_FILES + self.episodes)
         tasks: list[str] = listed.column("task").to_pylist()
         used = {task for of_episode in rows["tasks"].to_pylist() for task in of_episode}
         while tasks and tasks[-1] not in used:  # belongs to an uncommitted episode
