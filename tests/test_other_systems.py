@@ -29,6 +29,7 @@ def test_available_cores_without_affinity(monkeypatch: pytest.MonkeyPatch) -> No
 def test_tables_are_private_where_the_file_system_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mapped file on a network file system could kill the process."""
     monkeypatch.setattr(mapped_tables, "MIN_ROWS", 10)
+    monkeypatch.setattr(mapped_tables, "_LARGE", 0)
     arrays = {"row": np.arange(20)}
 
     def is_mapped() -> bool:

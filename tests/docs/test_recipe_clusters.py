@@ -127,11 +127,13 @@ def test_job_checks_a_bucket_with_the_cores_of_its_pod() -> None:
     assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
 
 
-def test_job_of_ray_edits_on_its_cluster() -> None:
-    [line] = [line for line in PAGES[2].read_text().splitlines() if line.startswith("ray job submit")]
-    command, *words = shlex.split(line.partition(" -- understudy ")[2])
-    config = read_settings(command, words)
-    assert (config.problems(), config.ray) == ([], "auto")
+def test_jobs_of_ray_divide_tools_on_their_cluster() -> None:
+    lines = [line for line in PAGES[2].read_text().splitlines() if line.startswith("ray job submit")]
+    jobs = [shlex.split(line.partition(" -- understudy ")[2]) for line in lines]
+    assert [command for command, *_ in jobs] == ["check", "edit"]
+    for command, *words in jobs:
+        config = read_settings(command, words)
+        assert (config.problems(), config.ray) == ([], "auto")
 
 
 def test_skypilot_task_starts_the_ranks_of_one_run(tmp_path: Path) -> None:

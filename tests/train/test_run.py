@@ -218,14 +218,18 @@ def test_resume_refuses_an_order_of_other_data(whole: Path, tmp_path: Path) -> N
         run.resume(RunDir(tmp_path / "r").settings())
 
 
-def test_resume_accepts_a_moved_dataset_and_refuses_a_changed_one(data: Path, whole: Path, tmp_path: Path) -> None:
+def test_resume_accepts_a_moved_dataset_and_other_statistics_and_refuses_other_features(
+    data: Path, whole: Path, tmp_path: Path
+) -> None:
     shutil.copytree(whole, tmp_path / "r")
     shutil.copytree(data, tmp_path / "moved")
     config = RunDir(tmp_path / "r").settings()
     config = replace(config, data=replace(config.data, root=str(tmp_path / "moved")))
     assert run.resume(config) == run.DONE
     edit_json(tmp_path / "moved/meta/stats.json", lambda stats: stats["action"].update(mean=[9.0, 9.0]))
-    with refused(tmp_path / "r", "statistics", kind=ConfigError):
+    assert run.resume(config) == run.DONE  # the run keeps its own
+    edit_json(tmp_path / "moved/meta/info.json", lambda info: info.update(fps=info["fps"] + 1))
+    with refused(tmp_path / "r", "fps", kind=ConfigError):
         run.resume(config)
 
 

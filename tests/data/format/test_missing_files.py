@@ -104,6 +104,8 @@ def test_missing_files_one_file_of_a_camera_is_enough_to_be_there(copy: Make) ->
 class Elsewhere:
     """Files that are not on this machine: the names that are there; `listable` says whether folders can be listed."""
 
+    cache = ""
+
     def __init__(self, there: set[str], listable: bool) -> None:
         self.is_local, self.root, self.listed = False, "s3://bucket/d", list[str]()
         self.there, self.listable = there, listable

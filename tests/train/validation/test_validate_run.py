@@ -84,8 +84,8 @@ def test_evaluate_checkpoint_uses_its_own_settings(done: Path, tmp_path: Path) -
     (tmp_path / "r/config.yaml").write_text(dump_yaml(replace(other, loader={"num_threads": 3})))
     recorded = series(done, "val")[-1]
     assert run.evaluate_checkpoint(tmp_path / "r") == {key: value for key, value in recorded.items() if key != "kind"}
-    edit_json(tmp_path / "moved/wide/meta/stats.json", lambda stats: stats["action"].update(mean=[9.0] * 4))
-    with refused(tmp_path / "r", "statistics", kind=ConfigError):
+    edit_json(tmp_path / "moved/wide/meta/info.json", lambda info: info.update(fps=info["fps"] + 1))
+    with refused(tmp_path / "r", "fps", kind=ConfigError):
         run.evaluate_checkpoint(tmp_path / "r")
 
 
