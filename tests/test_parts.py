@@ -43,6 +43,15 @@ def test_run_gives_results_in_order(calls: Path, count: int) -> None:
     assert children() == []
 
 
+def test_run_works_where_no_fork_server_can_be_started(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptors: list[int]) -> None:
+        raise OSError("AF_UNIX path too long")
+
+    monkeypatch.setattr("multiprocessing.forkserver.connect_to_new_process", refuse)
+    with Workers(2) as workers:
+        assert list(workers.run(Squares(calls), PARTS)) == RESULTS
+
+
 def test_run_repeats_the_part_of_a_killed_process(calls: Path) -> None:
     work = Squares(calls, once=(3, 5))
     with Workers(2) as workers:

@@ -252,8 +252,10 @@ class _Processes:
                 process.start()
             except (EOFError, OSError):  # the fork server was killed: the next attempt starts another
                 attempts += 1
-                if attempts == TRIES:
+                if attempts > TRIES:
                     raise
+                if attempts == TRIES:  # none can be started: TMPDIR is too long for its socket, for example
+                    self._context = multiprocessing.get_context("spawn")
                 time.sleep(0.1)
             else:
                 self._processes[ours], self._idle[ours] = process, 0
