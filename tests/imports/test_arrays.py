@@ -171,6 +171,15 @@ def test_import_refuses_files_of_two_rates(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_import_lists_streams_that_the_first_episode_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    robomimic(tmp_path / "a.hdf5", episodes=2)
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        del file["data/demo_0/obs/agentview_image"]
+    assert "observation.images.agentview" not in run(tmp_path / "out", tmp_path / "a.hdf5", task="lift")
+    assert "obs/agentview_image" in json.loads((tmp_path / "out/meta/import.json").read_text())["unused_streams"]
+    assert "obs/agentview_image" in capsys.readouterr().out
+
+
 def test_import_refuses_to_interpolate_whole_numbers(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["count"] = np.arange(ROWS)
@@ -194,7 +203,7 @@ def test_import_proposes_the_keys_of_an_unknown_layout(tmp_path: Path, capsys: p
     assert len(lines) < 12
 
 
-@pytest.mark.parametrize("fault", ["length", "cut", "key", "nan", "float", "layout", "lerobot", "rlds"])
+@pytest.mark.parametrize("fault", ["length", "cut", "key", "nan", "float", "facts", "layout", "lerobot", "rlds"])
 def test_import_names_a_fault_of_a_file(tmp_path: Path, fault: str) -> None:
     path = tmp_path / "a.hdf5"
     robomimic(path, episodes=2)
@@ -208,11 +217,20 @@ def test_import_names_a_fault_of_a_file(tmp_path: Path, fault: str) -> None:
             demo["actions"][3, 2] = np.nan
         if fault == "key":
             del demo["obs/robot0_eef_quat"]
+        if fault == "facts":
+            file["data"].attrs["env_args"] = "null"
         if fault == "float":
             mapping = {"features": {"observation.images.a": "obs/v"}, "fps": 20, "task": "t"}
             for name in ("demo_0", "demo_1"):
                 file["data"][name]["obs/v"] = VIDEO / 255.0
-    kind = {"length": "shape", "cut": "unreadable", "key": "missing", "nan": "value", "float": "image"}
+    kind = {
+        "length": "shape",
+        "cut": "unreadable",
+        "key": "missing",
+        "nan": "value",
+        "float": "image",
+        "facts": "unreadable",
+    }
     if fault == "cut":
         path.write_bytes(path.read_bytes()[:3000])
     if fault in ("layout", "lerobot", "rlds"):

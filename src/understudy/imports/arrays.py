@@ -121,8 +121,8 @@ def hdf5_episodes(path: Path, mapping: ImportMapping) -> tuple[list[Rows], str]:
         layout = "aloha" if "observations/qpos" in file else ""
         if groups:
             layout = "libero" if "obs/agentview_rgb" in data[groups[0]] else "robomimic"
-    rate = facts.get("env_args", {}).get("env_kwargs", {}).get("control_freq")
-    task = "".join(facts.get("problem_info", {}).get("language_instruction", ""))
+        rate = facts.get("env_args", {}).get("env_kwargs", {}).get("control_freq")
+        task = "".join(facts.get("problem_info", {}).get("language_instruction", ""))
     size = path.stat().st_size // max(1, len(groups))
     places = {f"{path}, {name}": f"data/{name}" for name in groups} or {str(path): "/"}
     return [

@@ -91,7 +91,7 @@ def import_recordings(
             "linear": sorted(importer.layout.linear),
             "gaps": config.gaps,
             "counts": {name: getattr(importer.writer, name) for name in ("episodes", "frames")},
-            "unused_streams": importer.unused,
+            "unused_streams": sorted(importer.unused),
             "recordings": accounts,
             "skipped": [fault.describe() | {"episodes_kept": episodes} for fault, episodes in faults],
         }
@@ -121,8 +121,8 @@ class _Importer:
         except ValueError as error:
             raise RecordingError("shape", str(error), fix="--storage image takes any size") from error
         self.writer = stack.enter_context(writer)
-        used = {*mapping.streams, mapping.time, *([mapping.episodes.stream] if mapping.episodes else [])}
-        self.unused = sorted(first.kinds.keys() - used)
+        self._used = {*mapping.streams, mapping.time, *([mapping.episodes.stream] if mapping.episodes else [])}
+        self.unused = set[str]()
         self._rate = first.rate or layout.fps
         is_even = not first.has_clock and self._rate == layout.fps
         names = [] if is_even else [name for name in mapping.parts if name not in layout.images | {TASK}]
@@ -146,6 +146,7 @@ class _Importer:
     def write(self, recording: Recording, account: dict[str, Any], count: Callable[[int], None]) -> None:
         """Write the episodes of an opened recording."""
         layout, mapping = self.layout, self.layout.mapping
+        self.unused |= recording.kinds.keys() - self._used
         timeline = self._timeline(recording, account)
         held: Held = {name: {} for name in mapping.parts}
         total, last_text = sum(len(episode.times) for episode in timeline.episodes), ""
