@@ -23,7 +23,7 @@ class WorkersConfig:
     work: str = ""
     """Folder for finished parts of the work: the same command continues there after a kill or an error. A part is
     computed again when its files or settings have changed. A command that writes a dataset needs a new or its own
-    folder, on the file system of the output, and removes it at its end."""
+    folder, on the file system of a local output, and removes it at its end."""
 
     def open_workers(self, frames: int, apart: bool = False) -> Workers:
         """Return the processes for a number of frames to read or write; `apart`, none of them is this one."""

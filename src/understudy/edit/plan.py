@@ -24,6 +24,7 @@ from understudy.data.selection.select import Selection
 from understudy.errors import DatasetError, SourceError
 from understudy.parts import Lost, Part, Workers
 from understudy.records import Record
+from understudy.storage.bucket import Bucket
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ class Plan:
         files: contents of further JSON files of the output by path.
         skip_bad: leave pieces that cannot be read out, in place of an error.
         base: the dataset to whose end it is appended.
+        bucket: receives each finished data and video file.
     """
 
     sources: tuple[Catalog, ...]
@@ -125,6 +127,7 @@ class Plan:
     files: Record = field(default_factory=dict)
     skip_bad: bool = False
     base: Base = Base()
+    bucket: Bucket | None = None
 
     @property
     def cameras(self) -> list[str]:
@@ -228,6 +231,7 @@ def write_files(
     files: Sequence[Sequence[int]],
     bad: Bad,
     done: Callable[[Part], None] = lambda part: None,
+    start: int = 0,
 ) -> Iterator[tuple[Sequence[int], Any]]:
     """Write files of pieces; yield pieces and result of each, up to the first error. Then try each piece of such files.
 
@@ -238,11 +242,12 @@ def write_files(
         files: pieces of each file.
         bad: receives the pieces that cannot be written; files above the last one then have other pieces.
         done: called with each finished part.
+        start: number of the first file.
 
     Raises:
         DatasetError: a file cannot be written, and each of its pieces can.
     """
-    parts: list[Part] = [((number, tuple(members)),) for number, members in enumerate(files)]
+    parts: list[Part] = [((number, tuple(members)),) for number, members in enumerate(files, start)]
     failed = []
     for (_, members), result in run_plan(plan, workers, work, parts, done):
         if isinstance(result, DatasetError):

@@ -9,7 +9,6 @@ channels and images together. SSIM is the mean of Wang, Bovik, Sheikh & Simoncel
 windows of 8x8 pixels at every second pixel, with K1 = 0.01 and K2 = 0.03.
 """
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, field, replace
@@ -120,6 +119,8 @@ _SAMPLES = 8  # images per encoded piece whose quality is measured
 _OPENED = 16  # source files
 PART_IMAGES = 4096
 """Images of a part of the work."""
+FILES = 16
+"""Video files on this host at a time, where the output is a bucket."""
 PARTS = ".parts"
 """Folder of encoded pieces, under that of the output."""
 
@@ -134,8 +135,7 @@ class CameraVideos:
         figures: statistics of each piece's images (see `ImageStatistics.result`).
         encoded: numbers of the pieces that were encoded.
         quality: measured on some of the encoded images.
-        index: tables of the first file.
-        pix_fmt: pixel format of the first file, by FFmpeg's name.
+        stream: height, width, codec, FFmpeg's pixel format and median GOP of the first file.
         bytes: size of all files.
         bytes_before: size of the same frames' packets in the sources; 0 where a container hides it.
     """
@@ -145,8 +145,7 @@ class CameraVideos:
     figures: list[dict[str, np.ndarray]] = field(default_factory=list)
     encoded: list[int] = field(default_factory=list)
     quality: Quality = field(default_factory=Quality)
-    index: VideoIndex | None = None
-    pix_fmt: str | None = None
+    stream: tuple[int, int, str, str | None, int] | None = None
     bytes: int = 0
     bytes_before: int = 0
 
@@ -303,14 +302,26 @@ class EncodePieces(CameraWork):
 class JoinPieces(CameraWork):
     """Videos of the output, by (number of a file, its pieces)."""
 
-    def compute(self, item: tuple[int, Sequence[int]]) -> int:
-        """Write a file; return its bytes."""
+    def compute(self, item: tuple[int, Sequence[int]]) -> tuple[int, tuple[Any, ...]]:
+        """Write a file; return its bytes and `CameraVideos.stream`."""
         path = self.path(item[0])
         path.parent.mkdir(parents=True, exist_ok=True)
         spans = [span for number in item[1] if (span := self.span(number))]
         assert len(spans) == len(item[1])
         copy_spans(spans, path, self.plan.fps)
-        return path.stat().st_size
+        index = _read_index(str(path))
+        with av.open(str(path)) as container:
+            pix_fmt = container.streams.video[0].pix_fmt
+        return path.stat().st_size, (index.height, index.width, index.codec, pix_fmt, index.gops.median_length)
+
+
+class MoveFiles(CameraWork):
+    """Videos moved into the bucket, by (number of a file, its pieces)."""
+
+    def compute(self, item: tuple[int, Sequence[int]]) -> None:
+        """Move a file."""
+        assert self.plan.bucket is not None
+        self.plan.bucket.move(self.path(item[0]))
 
 
 class MeasurePieces(CameraWork):
@@ -434,24 +445,31 @@ def write_videos(
     files = _divide(sizes, file_mb)
     done.place(files, lengths)
     base = plan, mark, camera, root, encoded
-    done.bytes = sum(size for _, size in write_files(plan, workers, JoinPieces(*base), files, bad))
-    if not plan.skip_bad:
-        shutil.rmtree(root / PARTS / camera, ignore_errors=True)
 
     def finish(part: Part) -> None:
         count(sum(lengths[n] - (_before_encoding(lengths[n]) if encoded[n] else 0) for n in part))
 
-    work = MeasurePieces(*base, done.file, done.first)
-    for number, measured in () if bad else run_plan(plan, workers, work, _cut(plan, range(len(pieces))), finish):
-        if isinstance(measured, DatasetError):
-            bad[number] = measured
-        elif not bad:
-            done.figures.append(measured.result())
-            statistics.merge(measured)
-    if not bad:
-        done.index = _read_index(str(work.path(0)))
-        with av.open(str(work.path(0))) as container:
-            done.pix_fmt = container.streams.video[0].pix_fmt
+    work, waiting = MeasurePieces(*base, done.file, done.first), dict[int, ImageStatistics]()
+    at_once = FILES if plan.bucket else max(1, len(files))
+    for first in range(0, len(files), at_once):
+        group = files[first : first + at_once]
+        for _, (size, stream) in write_files(plan, workers, JoinPieces(*base), group, bad, start=first):
+            done.bytes, done.stream = done.bytes + size, done.stream or stream
+        numbers = sorted(number for members in group for number in members)
+        if not plan.skip_bad:
+            for number in numbers:
+                work.encoded_path(number).unlink(missing_ok=True)
+        for number, measured in () if bad else run_plan(plan, workers, work, _cut(plan, numbers), finish):
+            if isinstance(measured, DatasetError):
+                bad[number] = measured
+            elif not bad:
+                waiting[number] = measured
+                while (following := waiting.pop(len(done.figures), None)) is not None:
+                    done.figures.append(following.result())
+                    statistics.merge(following)
+        if plan.bucket:
+            for _ in write_files(plan, workers, MoveFiles(*base), group, bad, start=first):
+                pass
     return done
 
 

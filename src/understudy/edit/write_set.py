@@ -52,6 +52,7 @@ from understudy.edit.rows import EpisodeRows, RowWriter, SourceRows, group_piece
 from understudy.edit.videos import PARTS, CameraStreams, CameraVideos, find_streams, write_videos
 from understudy.errors import DatasetError
 from understudy.parts import Part, Workers, cut_parts
+from understudy.storage.bucket import Bucket
 
 Statistics = dict[str, RunningStatistics | ImageStatistics]
 
@@ -232,7 +233,11 @@ class WriteRows(PlanWork):
 
     def compute(self, item: tuple[int, Sequence[int]]) -> list[EpisodeRows]:
         """Write a file; return its episodes."""
-        return self.writer.write(self.root / file_path(DATA_PATH, item[0]), item[1])
+        path = self.root / file_path(DATA_PATH, item[0])
+        episodes = self.writer.write(path, item[1])
+        if self.plan.bucket:
+            self.plan.bucket.move(path)
+        return episodes
 
     @cached_property
     def writer(self) -> RowWriter:
@@ -338,13 +343,14 @@ def _entries(plan: Plan, features: Mapping[str, Feature], videos: Mapping[str, C
     entries: dict[str, Any] = {}
     for key, feature in features.items():
         entries[key] = {"dtype": feature.dtype, "shape": list(feature.shape), "names": feature.names}
-        if key in videos and (index := videos[key].index) is not None:
-            facts = (index.height, index.width, index.codec, videos[key].pix_fmt, _number(plan.fps), 3)
+        if key in videos and (stream := videos[key].stream) is not None:
+            height, width, codec, pix_fmt, gop = stream
+            video = video_info(height, width, codec, pix_fmt, _number(plan.fps), 3)
             copied_info = {} if videos[key].encoded else feature.info
-            entries[key]["info"] = {**copied_info, **video_info(*facts), **PLAIN_VIDEO}
+            entries[key]["info"] = {**copied_info, **video, **PLAIN_VIDEO}
             if videos[key].encoded:
                 settings = plan.encode.get(key, Encoding())
-                entries[key]["info"]["video.g"] = settings.gop or index.gops.median_length
+                entries[key]["info"]["video.g"] = settings.gop or gop
                 entries[key]["info"] |= {} if settings.crf is None else {"video.crf": settings.crf}
     return entries
 
@@ -442,8 +448,11 @@ def digest_files(catalog: Catalog, rows: Sequence[int], cameras: Sequence[str]) 
     return digest.hexdigest()[:32]
 
 
-def check_output(out: Path, catalogs: Sequence[Catalog]) -> None:
+def check_output(out: Path | Bucket, catalogs: Sequence[Catalog]) -> None:
     """Raise DatasetError where the output is taken, or is a source or a folder inside one."""
+    if isinstance(out, Bucket):
+        out.check()
+        return
     for catalog in catalogs:
         if catalog.files.is_local and out.resolve().is_relative_to(Path(catalog.root).resolve()):
             raise DatasetError("is a source, or a folder inside it", where=out, fix="a set is never edited in place")
@@ -478,7 +487,7 @@ def missing_pieces(plan: Plan) -> Bad:
 
 def write_outputs(
     plans: Mapping[str, Plan],
-    out: Path,
+    out: Path | Bucket,
     command: Sequence[str],
     workers: Workers | None = None,
     count: Callable[[int], None] = lambda frames: None,
@@ -486,13 +495,14 @@ def write_outputs(
     """Write datasets into the new folder `out`: one under the name "", or several in folders of it.
 
     All is written to a hidden folder next to `out`, flushed and renamed. So a kill leaves either nothing at `out` or
-    all of it.
+    all of it. In a bucket a kill leaves files without `info.json`.
 
     Args:
         plans: datasets by name.
         out: the folder.
         command: words of the command line, for meta/edit.json.
-        workers: processes; None writes in this one. With a folder, unfinished output stays there for the next call.
+        workers: processes; None writes in this one. With a folder, unfinished output stays there for the next call. A
+            bucket needs one.
         count: called with numbers of frames as they are done, the sum of `Plan.work`.
 
     Raises:
@@ -507,12 +517,17 @@ def write_outputs(
     workers = workers or Workers()
     described = {name: describe_sources(plan) for name, plan in plans.items()}
     light = {name: replace(plan, metadata={}, origin={}) for name, plan in plans.items()}
-    mark = hashlib.sha256(pickle.dumps([light, described, VERSIONS])).hexdigest()
+    mark = hashlib.sha256(pickle.dumps([light, described, VERSIONS, isinstance(out, Bucket) and str(out)])).hexdigest()
+    bucket = None
     if workers.folder is not None:
         _claim(workers.folder, mark)
+        bucket = replace(out, work=workers.folder) if isinstance(out, Bucket) else None
+    elif isinstance(out, Bucket):
+        raise DatasetError("is written from a local folder", where=str(out), fix="give one: --work FOLDER")
     try:
-        with create_folder(out, workers.folder) as draft:
+        with bucket.create(mark) if bucket else create_folder(Path(str(out)), workers.folder) as draft:
             for name, plan in plans.items():
+                plan = replace(plan, bucket=None if plan.skip_bad else bucket)
                 root = draft / name if name else draft
                 root.mkdir(exist_ok=True)
                 written = write_set(plan, root, workers, f"{mark} {name}", count)

@@ -1,5 +1,6 @@
 """Bytes of files by position, wherever the files are. Knows no dataset.
 
+bucket              a dataset written into a bucket, file by file
 byte_source         interface of a file that is read by byte position, and the local implementation
 dataset_root        a dataset root (a folder or any fsspec URL) and the files below it
 remote_options      settings for remote reading: cache folder, cache size, retries

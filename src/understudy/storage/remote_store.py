@@ -72,7 +72,7 @@ class FsspecStore:
         info = call_driver(lambda: fs.info(full))
         if info.get("type") == "directory":
             raise DatasetError("this is a folder, not a file", fix="restore the file")
-        return Stat(size_of(info), _version(info)), b""
+        return Stat(size_of(info), version_of(info)), b""
 
     def get(self, path: str, stat: Stat, offset: int, size: int, retry: RetryPolicy, stop: threading.Event) -> bytes:
         """See `WebStore.get`."""
@@ -145,14 +145,14 @@ def call_driver(act: Callable[[], Any]) -> Any:
     except IsADirectoryError as error:
         raise DatasetError("this is a folder, not a file", fix="restore the file") from error
     except PermissionError as error:
-        raise SourceError(f"no permission to read it: {summarize(error)}", fix="give credentials that may") from error
+        raise SourceError(f"no permission: {summarize(error)}", fix="give credentials that may") from error
     except (ImportError, ValueError, TypeError, NotImplementedError) as error:
-        raise DatasetError(f"cannot be read: {summarize(error)}", fix="check the address and its options") from error
+        raise DatasetError(f"access fails: {summarize(error)}", fix="check the address and its options") from error
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403, 404, 410):
             raise status_error(status) from error
-        raise TransientError(f"cannot be read ({summarize(error)})") from error
+        raise TransientError(f"access fails ({summarize(error)})") from error
 
 
 def status_error(status: int, hides: bool = False) -> DatasetError:
@@ -190,7 +190,7 @@ def size_of(info: dict[str, Any]) -> int:
     return size
 
 
-def _version(info: dict[str, Any]) -> str:
+def version_of(info: dict[str, Any]) -> str:
     """Return the most specific version that a file system gives: a checksum, else a modification time."""
     plain = {key.lower().replace("_", "").replace("-", ""): value for key, value in info.items()}
     for name in (*_TAGS, *_TIMES):

@@ -14,6 +14,7 @@ from understudy.atomic import is_taken
 from understudy.cli.data.ranges import RangesConfig, keys_of, rule_of
 from understudy.config.declare import Ge, Gt, Interval, Positional
 from understudy.config.workers import WorkersConfig
+from understudy.credentials import strip_credentials
 from understudy.errors import DatasetError
 from understudy.plural import plural
 from understudy.progress import Progress
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from understudy.edit.plan import Encoding, Piece, Plan, TextColumn
     from understudy.edit.recommend import Choice
     from understudy.edit.write_set import Written
+    from understudy.storage.bucket import Bucket
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class EditConfig(WorkersConfig):
     """
 
     paths: Positional[tuple[str, ...]] = ()
-    """Datasets to read (folders or URLs), then the folder to write: a new or an empty one."""
+    """Datasets to read (folders or URLs), then the folder to write: a new or an empty one, or one in a bucket
+    (`s3://BUCKET/OUT`) with `--work FOLDER`."""
     episodes: tuple[str, ...] = ()
     """Ids of the episodes to keep, as in `0-7 12`; the default is all."""
     exclude_episodes: tuple[str, ...] = ()
@@ -110,7 +113,7 @@ class EditConfig(WorkersConfig):
                 if len(self.paths) == 1
                 else ["recommend: give one dataset and no output: understudy edit SRC --recommend 224"]
             )
-        errors = output_problems(self.paths, "edit") + self.worker_problems()
+        errors = output_problems(self.paths, "edit", self.work) + self.worker_problems()
         edits = {"episodes": self.episodes, "exclude_episodes": self.exclude_episodes, "exclude_bad": self.exclude_bad}
         edits |= {"keep_ranges": self.keep_ranges, "metadata": self.metadata, "subtasks": self.subtasks}
         if len(self.paths) > 2:
@@ -133,12 +136,16 @@ class EditConfig(WorkersConfig):
         return bool(self.size or self.codec or self.gop is not None or self.crf is not None)
 
 
-def output_problems(paths: Sequence[str], command: str) -> list[str]:
-    """List errors of the positional arguments."""
+def output_problems(paths: Sequence[str], command: str, work: str | None = None) -> list[str]:
+    """List errors of the positional arguments; with a setting `work`, the output can be in a bucket."""
     if len(paths) < 2:
         return [f"paths: required, the dataset to read and the folder to write: understudy {command} SRC OUT"]
-    if "://" in paths[-1]:
-        return [f"paths: {paths[-1]}: the output is a folder on this machine"]
+    protocol, separator, _ = paths[-1].partition("://")
+    if separator and (work is None or protocol in ("file", "hf", "http", "https")):
+        fix = "name a folder of this machine; `understudy push` publishes it on the hub"
+        return [f"paths: {strip_credentials(paths[-1])} is not writable here; {fix}"]
+    if separator:
+        return [] if work else ["work: required for an output in a bucket: a folder for files until they are uploaded"]
     return [f"paths: {paths[-1]} exists; name a new folder, nothing is overwritten"] if is_taken(paths[-1]) else []
 
 
@@ -158,12 +165,19 @@ def edit(config: EditConfig) -> int:
     if config.recommend is not None:
         measure_and_print(open_episodes(config.paths[0]), config.recommend, config.json)
         return 0
-    out = Path(config.paths[-1])
+    out = open_output(config.paths[-1])
     catalogs = [Catalog.open(path) for path in config.paths[:-1]]
     return write_and_print(make_plans(config, catalogs, out), out, config)
 
 
-def make_plans(config: EditConfig, catalogs: Sequence["Catalog"], out: Path) -> dict[str, "Plan"]:
+def open_output(path: str) -> "Path | Bucket":
+    """Return the folder of a path or URL."""
+    from understudy.storage.bucket import Bucket
+
+    return Bucket(path) if "://" in path else Path(path)
+
+
+def make_plans(config: EditConfig, catalogs: Sequence["Catalog"], out: "Path | Bucket") -> dict[str, "Plan"]:
     """Return the datasets to write by name; one dataset has the name ""."""
     from understudy.edit.annotations import piece_metadata, read_metadata
     from understudy.edit.features import (
@@ -300,7 +314,8 @@ class SegmentConfig(WorkersConfig):
     """
 
     paths: Positional[tuple[str, ...]] = ()
-    """Dataset to read (a folder or URL), then the folder to write: a new or an empty one."""
+    """Dataset to read (a folder or URL), then the folder to write: a new or an empty one, or one in a bucket
+    (`s3://BUCKET/OUT`) with `--work FOLDER`."""
     times: str = ""
     """JSON file, key of an episode -> cut points [1.5, 4] or segments [[0, 1.5], [2, 4]]. Episodes without a key are
     left out."""
@@ -330,7 +345,7 @@ class SegmentConfig(WorkersConfig):
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        errors = output_problems(self.paths, "segment") + self.worker_problems()
+        errors = output_problems(self.paths, "segment", self.work) + self.worker_problems()
         if len(self.paths) > 2:
             errors.append("paths: give one dataset and the folder to write; merge with `understudy edit`")
         if sum(map(bool, (self.times, self.by, self.subtasks))) != 1:
@@ -346,12 +361,12 @@ def segment(config: SegmentConfig) -> int:
     """Write the output and print a summary; return 1 if segments were left out as bad."""
     from understudy.data.selection.select import open_episodes
 
-    out = Path(config.paths[-1])
+    out = open_output(config.paths[-1])
     plan = make_plan(config, open_episodes(config.paths[0]), out)
     return write_and_print({"": plan}, out, config)
 
 
-def make_plan(config: SegmentConfig, catalog: "Catalog", out: Path) -> "Plan":
+def make_plan(config: SegmentConfig, catalog: "Catalog", out: "Path | Bucket") -> "Plan":
     """Return the dataset to write."""
     from understudy.edit.annotations import piece_metadata, read_subtasks, text_column
     from understudy.edit.features import common_features, edit_features
@@ -421,7 +436,7 @@ _LARGER = 2.0
 """Ratio of bytes from which a summary names `--crf`."""
 
 
-def write_and_print(plans: "Mapping[str, Plan]", out: Path, config: EditConfig | SegmentConfig) -> int:
+def write_and_print(plans: "Mapping[str, Plan]", out: "Path | Bucket", config: EditConfig | SegmentConfig) -> int:
     """Write datasets into the new folder `out`, and print a summary; return 1 if something was left out as bad."""
     from understudy.edit.write_set import write_outputs
 
@@ -429,7 +444,7 @@ def write_and_print(plans: "Mapping[str, Plan]", out: Path, config: EditConfig |
     total = sum(plan.work for plan in plans.values())
     with config.open_workers(total, config.skip_bad) as workers, Progress(total, "edit", "frame") as bar:
         written = write_outputs(plans, out, ["understudy", *sys.argv[1:]], workers, bar.update)
-    facts = {name: describe(output, out / name if name else out) for name, output in written.items()}
+    facts = {name: describe(output, f"{out}/{name}" if name else str(out)) for name, output in written.items()}
     if config.json:
         print(json.dumps(facts[""] if list(facts) == [""] else facts, ensure_ascii=False))
     else:
@@ -526,14 +541,14 @@ def _describe_choice(choice: "Choice") -> dict[str, Any]:
     }
 
 
-def describe(written: "Written", root: Path) -> dict[str, Any]:
+def describe(written: "Written", root: str) -> dict[str, Any]:
     """Return the facts of one output; cameras that were encoded again have quality and decode cost."""
     from understudy.data.format.catalog import Catalog
     from understudy.edit.recommend import measure_cost
 
     plan = written.plan
     facts: dict[str, Any] = {
-        "root": str(root),
+        "root": root,
         "episodes": written.episodes,
         "frames": written.frames,
         "tasks": written.tasks,

@@ -1,0 +1,126 @@
+"""A dataset written into a bucket: finished files are moved there one by one, and `info.json` comes last.
+
+.understudy-output-…   in the bucket, until the end: names the command that writes there
+WORK/new/PATH          on this host: a file until it is uploaded
+WORK/uploaded/PATH     on this host: its size and version in the bucket, and its SHA-256
+"""
+
+import hashlib
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from understudy.atomic import hold_folder, write_text
+from understudy.credentials import strip_credentials
+from understudy.errors import DatasetError
+from understudy.storage.remote_options import RemoteOptions, call_with_retries
+from understudy.storage.remote_store import call_driver, open_fs, version_of
+
+T = TypeVar("T")
+MARK = ".understudy-output-"
+"""Start of the name of the file that marks an unfinished dataset."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Folder of a bucket as an output. Pickles with its credentials, and writes them nowhere.
+
+    Attributes:
+        address: its URL, of any file system that fsspec writes.
+        options: options for access, and deadlines.
+        work: folder of this host for files until they are uploaded, and for the record of uploads.
+    """
+
+    address: str = field(repr=False)
+    options: RemoteOptions = field(default_factory=RemoteOptions)
+    work: Path = Path()
+
+    def __str__(self) -> str:
+        return strip_credentials(self.address).rstrip("/")
+
+    def check(self, mark: str = "") -> dict[str, str]:
+        """Return the version of each file; DatasetError where there are files and no such mark."""
+        files = self._try("", _list_files)
+        if files and not any(name.startswith(MARK + mark) for name in files):
+            problem = f"holds {len(files):,} files: {', '.join(sorted(files)[:3])} …"
+            raise DatasetError(problem, where=str(self), fix="name an empty folder; nothing is overwritten")
+        return files
+
+    @contextmanager
+    def create(self, mark: str) -> Iterator[Path]:
+        """Upload all files that the block leaves in the yielded folder; a later call with this mark continues.
+
+        Raises:
+            DatasetError: the bucket has other files, or another file in place of an uploaded one.
+            BeingWritten: another process of this host has the same `work`.
+        """
+        draft = self.work / "new"
+        with hold_folder(self.work):
+            if not self.check(mark):
+                self._try(MARK + mark, lambda fs, path: fs.pipe_file(path, b"understudy\n"))
+            self._compare(mark)
+            draft.mkdir(exist_ok=True)
+            yield draft
+            paths = [path for path in draft.rglob("*") if path.is_file()]
+            for path in sorted(paths, key=lambda path: path.name == "info.json"):
+                if path.name == "info.json":
+                    self._compare(mark, is_complete=True)
+                self.move(path)
+            self._try(MARK + mark, lambda fs, path: fs.rm_file(path))
+        shutil.rmtree(self.work)
+
+    def move(self, path: Path) -> None:
+        """Upload a finished file under `work/new`, unless an earlier call has uploaded equal bytes, and remove it."""
+        name = path.relative_to(self.work / "new").as_posix()
+        record = self.work / "uploaded" / name
+        if record.exists() and not path.exists():
+            return  # a kill came before the end of its part
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if not record.exists() or json.loads(record.read_bytes())[1] != digest:
+            record.parent.mkdir(parents=True, exist_ok=True)
+            write_text(record, json.dumps([self._try(name, lambda fs, full: _upload(fs, str(path), full)), digest]))
+        path.unlink()
+
+    def _compare(self, mark: str, is_complete: bool = False) -> None:
+        """Compare the bucket with the record of uploads."""
+        folder, files = self.work / "uploaded", self.check(mark)
+        files.pop(MARK + mark, None)
+        records = [path for path in folder.rglob("[!.]*") if path.is_file()]  # and no draft
+        uploaded = {path.relative_to(folder).as_posix(): json.loads(path.read_bytes())[0] for path in records}
+        if wrong := uploaded.items() ^ files.items() if is_complete else uploaded.items() - files.items():
+            problem = "was changed, added or removed by another command while this one writes the dataset"
+            fix = "remove this file, then run the command with a new --work folder, which uploads all files again"
+            raise DatasetError(problem, where=f"{self}/{min(wrong)[0]}", fix=fix)
+
+    def _try(self, name: str, act: Callable[[Any, str], T]) -> T:
+        """Return `act(file system, path in it)`, repeated as reads are.
+
+        Raises:
+            DatasetError: permission is missing, or the deadline has passed.
+        """
+        fs, base = open_fs(self.address, dict(self.options.storage_options))
+        where, path = (f"{folder}/{name}".rstrip("/") for folder in (self, base))
+        try:
+            return call_with_retries(
+                lambda: call_driver(lambda: act(fs, path)), where, self.options.retry, threading.Event()
+            )
+        except DatasetError as error:
+            fix = "check address, connection and credentials (to list, read, write and delete); then run this again"
+            raise error.replaced(where=where, fix=fix) from error
+
+
+def _upload(fs: Any, local: str, full: str) -> str:
+    fs.put_file(local, full)
+    return version_of(fs.info(full))
+
+
+def _list_files(fs: Any, base: str) -> dict[str, str]:
+    fs.invalidate_cache()
+    files = fs.find(base, detail=True)
+    return {path.removeprefix(f"{base}/"): version_of(facts) for path, facts in files.items()}
