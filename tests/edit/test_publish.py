@@ -126,6 +126,8 @@ def test_changed_writers_and_foreign_folders_are_refused(folder: Path, tmp_path:
         publish([str(folder / "arm-1"), str(tmp_path / "arm-1")], out)
     with refused("published", where="arm-1", fix="folder"):
         publish([str(folder / "arm-2")], tmp_path / "arm-1")
+    with refused("writer", where="out", fix="alone"):
+        publish([str(folder / "arm-2"), str(out)], out)  # as from * in a folder with writers and publication
     assert whole(out) == 8
 
 
@@ -206,6 +208,28 @@ def test_a_reader_that_opens_during_a_publication_has_one_version(
     assert (catalog.num_episodes, catalog.info["total_episodes"]) == (8, 8)
     assert str(catalog.view) == "v@1"
     assert not catalog.oddities
+
+
+def test_every_file_but_views_is_found_without_following_linked_folders(folder: Path) -> None:
+    """As a push to the hub finds them."""
+    catalog = us.Catalog.open(folder / "two/out")
+    found = {Path(top, name) for top, _, names in os.walk(folder / "two/out") for name in names}
+    used = {folder / "two/out" / catalog.video_path(key, row) for row in range(8) for key in catalog.camera_keys}
+    assert used <= found
+    assert {folder / "two/out" / catalog.data_path(row) for row in range(8)} <= found
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_a_dataset_that_was_renamed_keeps_its_files(folder: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(folder / name, tmp_path / "p", symlinks=True)
+    os.rename(tmp_path / "p/out", tmp_path / "p/older")
+    with refused("gone", where="out", fix="older"):
+        publish([str(folder / "arm-2")], tmp_path / "p/out")
+    assert content(tmp_path / "p/older") == content(folder / name / "out")
+    os.rename(tmp_path / "p/older", tmp_path / "out")  # now it leads nowhere
+    if name == "two":
+        with refused("gone", where="out", fix="00000"):
+            publish([str(folder / "arm-2")], tmp_path / "p/out")
 
 
 def test_publications_wait_for_each_other(folder: Path, tmp_path: Path) -> None:

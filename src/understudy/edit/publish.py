@@ -1,7 +1,8 @@
 """Datasets of several writers as one, to which each publication appends their new episodes.
 
     OUT -> .OUT.versions/000002        the dataset: a link, whose replacement is the publication
-    .OUT.versions/000002/              its folder: own meta files, and links to `files`
+    .OUT.versions/000002/              its folder: own meta files, and a link to each of its `files` (the hub's
+                                       client leaves out linked folders)
     .OUT.versions/files/               files with rows, videos and the episode table, which never change; and views
 
 So every reader finds the earlier version or the new one, also after a kill at any instant, and one that has the earlier
@@ -59,8 +60,13 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
         raise DatasetError(
             f"two writers are named {twice[0]!r}", fix="rename the folder of one: it is known by its name"
         )
+    if os.path.realpath(out) in [os.path.realpath(root) for root in roots]:
+        raise DatasetError("is a writer, too", where=out, fix="name the folders of the writers alone")
     if os.path.lexists(out) and not (out.is_symlink() and Path(os.readlink(out)).parent.name == store.name):
         raise DatasetError("was not published", where=out, fix="name a new folder")
+    if not out.is_symlink() and (used := _in_use(out, store)):
+        fix = "give the link its name back, or name a new folder"
+        raise DatasetError("is gone, and its files are in use or were published", where=out, fix=f"{fix}: {used[0]}")
     (store / "files").mkdir(parents=True, exist_ok=True)
     with _locked(store):
         old = Catalog.open(out) if out.is_symlink() else None
@@ -77,6 +83,12 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
             plan = _plan(old, writers, pieces, [name for name, count in added.items() for _ in range(count)])
             _add_version(plan, old, roots, published, store, out, workers or Workers())
         return added
+
+
+def _in_use(out: Path, store: Path) -> list[Path]:
+    """Links of other names to the versions of `out`, as after `mv`, and versions that only a link can precede."""
+    links = [path for path in out.parent.glob("*") if path.is_symlink() and store.name in Path(os.readlink(path)).parts]
+    return links + [path for path in store.glob("[0-9]*") if path.name != f"{1:06d}"]
 
 
 @contextmanager
@@ -145,8 +157,6 @@ def _add_version(
     else:
         (files / "views").mkdir(exist_ok=True)
         os.symlink("../../files/views", version / VIEWS)
-        if plan.cameras:
-            os.symlink("../files/videos", version / "videos")
     for path in list(draft.rglob("chunk-*/file-*")):
         number = int(path.parent.name[6:]) * FILES_PER_CHUNK + int(path.stem[5:]) + plan.base.files
         chunk, file = divmod(number, FILES_PER_CHUNK)
@@ -156,9 +166,8 @@ def _add_version(
         sync(path)
         os.replace(path, target)
         sync(target.parent)
-        if place.parts[0] != "videos":
-            listed.parent.mkdir(parents=True, exist_ok=True)
-            os.symlink(os.path.relpath(target, listed.parent), listed)
+        listed.parent.mkdir(parents=True, exist_ok=True)
+        os.symlink(os.path.relpath(target, listed.parent), listed)
     _write_meta(plan, old, published, draft, version)
     for top, _, names in os.walk(version):
         for path in [Path(top, name) for name in (*names, "")]:
