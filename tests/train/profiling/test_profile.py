@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.killed import world_action_settings
+from support.killed import WORLD_ACTION, world_action_settings
 from support.lerobot_policies import small_settings, write_vlm
 from support.pi05 import SMALL
 from support.policies import batch, draws, policy
@@ -23,7 +23,7 @@ from understudy.distributed.activation_checkpoint import apply_activation_checkp
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import scalar
 from understudy.policies.registry import BUILT_IN
-from understudy.policies.value.config import ValueSettings
+from understudy.policies.value.config import Pi05ValueSettings, ValueSettings
 from understudy.report.step_profile import explain_difference, memory_table
 from understudy.train import state
 from understudy.train.optimizer_step import NULL
@@ -52,9 +52,15 @@ def config_of(name: str, data: Path, out: Path) -> TrainConfig:
         sizes = {key: value for key, value in asdict(replace(SMALL, vocab=320)).items() if key != "adaptive"}
         files = write_model(data.parent)
         return replace(config, policy=make(network=json.dumps(sizes), tokenizer=str(files), prompt_tokens=80))
-    if name == "value":  # the dataset has no outcomes
-        returns: dict[str, Any] = {"returns": "timestamp", "discount": 0.0, "value_range": (0.0, 100.0)}
-        return replace(config, policy=ValueSettings(width=16, bins=5, channels=8, blocks=1, **returns))
+    # the dataset has no outcomes
+    returns: dict[str, Any] = {"returns": "timestamp", "discount": 0.0, "value_range": (0.0, 100.0), "bins": 5}
+    if name == "value_pi05":
+        pytest.importorskip("sentencepiece", reason="needs the extra pi05")
+        towers: dict[str, Any] = {"network": json.dumps(WORLD_ACTION), "tokenizer": str(write_model(data.parent))}
+        chosen = Pi05ValueSettings(**towers, **returns, prompt_tokens=80, normalization="data")
+        return replace(config, policy=chosen)
+    if name == "value":
+        return replace(config, policy=ValueSettings(width=16, channels=8, blocks=1, **returns))
     if name == "world_action":
         pytest.importorskip("sentencepiece", reason="needs the extra pi05")
         return replace(config, policy=world_action_settings(write_model(data.parent)), mode="joint")
@@ -113,7 +119,7 @@ def test_profile_measures_the_trained_step(
     assert found.flops > 2 * 3 * 4 * count / 10
     assert found.flops_per_s == pytest.approx(found.flops / found.step_s)
     assert found.mfu is None
-    assert (found.tokens_per_s is not None) == (name in ("pi05", "pi0", "world_action"))
+    assert (found.tokens_per_s is not None) == (name in ("pi05", "pi0", "value_pi05", "world_action"))
     assert (found.conditions["steps"], found.conditions["warmup"]) == (1, 1)
     assert Profile.from_plain(json.loads(json.dumps(found.plain()))) == found
 
