@@ -75,6 +75,15 @@ def test_progress_that_is_not_shown_prints_nothing(clock: Clock, capsys: pytest.
     assert bar.n == 10
 
 
+def test_progress_without_stderr_prints_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with Progress(10, "train", "step", last=True) as bar:
+        bar.update(10)
+    assert capsys.readouterr().out == ""
+
+
 def test_progress_draws_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

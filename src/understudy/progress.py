@@ -52,6 +52,7 @@ class Progress:
         self._bar: Any = None
         self._note = ""
         notebook = _in_notebook()
+        shown = shown and sys.stderr is not None  # closed, as some daemons do
         self._lines = shown and not (notebook or sys.stderr.isatty())
         if notebook and _displayed:
             shown = False  # each validation of a long run would leave an empty output

@@ -11,6 +11,7 @@ import pytest
 
 import understudy as us
 from support import recording
+from support.datasets import edit_column
 from support.refusals import refused
 from support.servers import RangeServer
 from understudy.cli.main import main
@@ -120,6 +121,13 @@ def test_changed_writers_and_foreign_folders_are_refused(folder: Path, tmp_path:
     out = tmp_path / "out"
     shutil.copytree(folder / "two", tmp_path, symlinks=True, dirs_exist_ok=True)
     record(tmp_path / "arm-1", range(2))  # another recording of the same name
+    with refused("published", where="arm-1", fix="name"):
+        publish([str(tmp_path / "arm-1")], out)
+    shutil.rmtree(tmp_path / "arm-1")
+    shutil.copytree(folder / "arm-1", tmp_path / "arm-1")
+    assert publish([str(tmp_path / "arm-1")], out) == {"arm-1": 0}
+    for path in (tmp_path / "arm-1").glob("data/*/*.parquet"):  # equal lengths, other values
+        edit_column(path, "observation.state", lambda rows: [row * 7 + 1 for row in rows])
     with refused("published", where="arm-1", fix="name"):
         publish([str(tmp_path / "arm-1")], out)
     with refused("arm-1", fix="rename"):

@@ -171,13 +171,15 @@ def test_import_refuses_files_of_two_rates(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_import_lists_streams_that_the_first_episode_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_refuses_a_first_episode_without_streams_of_later_ones(tmp_path: Path) -> None:
     robomimic(tmp_path / "a.hdf5", episodes=2)
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
         del file["data/demo_0/obs/agentview_image"]
-    assert "observation.images.agentview" not in run(tmp_path / "out", tmp_path / "a.hdf5", task="lift")
-    assert "obs/agentview_image" in json.loads((tmp_path / "out/meta/import.json").read_text())["unused_streams"]
-    assert "obs/agentview_image" in capsys.readouterr().out
+    with pytest.raises(RecordingError) as caught:
+        run(tmp_path / "out", tmp_path / "a.hdf5", task="lift")
+    assert (caught.value.kind, str(caught.value.where)) == ("missing", f"{tmp_path / 'a.hdf5'}, demo_0")
+    columns = run(tmp_path / "out", tmp_path / "a.hdf5", task="lift", skip_bad=True)
+    assert len(columns["observation.images.agentview"]) == ROWS
 
 
 def test_import_refuses_to_interpolate_whole_numbers(tmp_path: Path) -> None:

@@ -251,6 +251,8 @@ def test_changed_episodes_are_refused_by_name(folder: Path, tmp_path: Path) -> N
     edit_column(path, "action", lambda rows: [row * 1000 + 7 for row in rows])
     with refused("13", kind=ConfigError):
         run.resume(changed)
+    with refused("data.update", kind=ConfigError):  # no step is left
+        run.resume(replace(changed, steps=RunDir(out).settings().steps))
     new = settings(root, tmp_path / "new")
     with refused("data.update", kind=ConfigError):
         run.train(replace(new, data=replace(new.data, update=True)))

@@ -6,11 +6,12 @@
     .OUT.versions/files/               files with rows, videos and the episode table, which never change; and views
 
 So every reader finds the earlier version or the new one, also after a kill at any instant, and one that has the earlier
-version open finds all its files. Episodes keep their numbers and files. meta/published.json has the digest of each
-writer's published lengths, and the metadata `writer` of an episode the name of its writer.
+version open finds all its files. Episodes keep their numbers and files. meta/published.json has a digest of each
+writer's published episodes, and the metadata `writer` of an episode the name of its writer.
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -26,6 +27,8 @@ from understudy.data.format.features import DEFAULTS
 from understudy.data.format.meta_files import read_json
 from understudy.data.format.recorded_stats import aggregate
 from understudy.data.format.views import FOLDER as VIEWS
+from understudy.data.read.rows import Rows
+from understudy.data.selection.motion import numeric_keys
 from understudy.data.stats.running import NAMES
 from understudy.data.write.dataset_files import FILES_PER_CHUNK, replace_json, statistic_value
 from understudy.edit.annotations import piece_metadata
@@ -78,7 +81,7 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
             new = writer.episodes.ids >= _first_new(writer, published.get(name, ""))
             rows = np.flatnonzero(new & (writer.episodes.lengths > 0)).tolist()
             pieces += [Piece(number, row, 0, int(writer.episodes.lengths[row])) for row in rows]
-            added[name], published[name] = len(rows), lengths_digest(writer)
+            added[name], published[name] = len(rows), _digest(writer)
         if pieces:
             plan = _plan(old, writers, pieces, [name for name, count in added.items() for _ in range(count)])
             _add_version(plan, old, roots, published, store, out, workers or Workers())
@@ -102,11 +105,25 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def _digest(writer: Catalog, last: int | None = None) -> str:
+    """Digest of the episodes up to an id: "ID", all lengths, and the numbers of the first and of the last episode."""
+    if not writer.num_episodes:
+        return ""
+    lengths, numbers = lengths_digest(writer, last), hashlib.sha256()
+    count = int(np.searchsorted(writer.episodes.ids, int(lengths.partition(" ")[0]), side="right"))
+    keys = numeric_keys(writer)
+    rows = Rows(writer, keys, cache_bytes=0)
+    for row in sorted({0, count - 1}) if count else ():
+        for key in keys if writer.episodes.lengths[row] else ():
+            numbers.update(np.ascontiguousarray(rows.span(row, key, 0, int(writer.episodes.lengths[row]))).data)
+    return f"{lengths} {numbers.hexdigest()[:32]}"
+
+
 def _first_new(writer: Catalog, published: str) -> int:
     """First id of a writer that is not published. Raises DatasetError where published episodes changed."""
     last = int(published.partition(" ")[0] or -1)
-    if published and lengths_digest(writer, last) != published:
-        problem = f"its episodes up to {last} are published, and were removed, renumbered or changed"
+    if published and _digest(writer, last) != published:
+        problem = f"its episodes up to {last} are published, and were removed, renumbered, changed or recorded anew"
         raise DatasetError(problem, where=writer.root, fix="restore them, or record into a folder of another name")
     return last + 1
 

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -94,18 +95,21 @@ def _files(path: Path) -> Iterator[Path]:
     yield from inside
 
 
-def default_mapping(recording: Recording, layout: str) -> ImportMapping:
-    """Return the mapping of a known layout: its images, proprioception and action.
+def default_mapping(recordings: Sequence[Recording], layout: str) -> ImportMapping:
+    """Return the mapping of a known layout: images, proprioception and action that any of the recordings has.
 
     Raises:
         RecordingError: the layout has none.
     """
     if layout not in _LAYOUTS:
         fix = "--mapping FILE; --propose prints the beginning of one"
-        raise RecordingError("layout", "needs a mapping", where=recording.where, fix=fix)
-    with recording:
-        images = {key: image for key in recording.kinds if (image := _IMAGE.fullmatch(key))}
-        *state, action = ([Part(key)] * (key in recording.kinds) for key in _LAYOUTS[layout])
+        raise RecordingError("layout", "needs a mapping", where=recordings[0].where, fix=fix)
+    streams = dict[str, None]()
+    for recording in recordings:
+        with suppress(RecordingError), recording:  # one that cannot be read is named when it is written
+            streams |= dict.fromkeys(recording.kinds)
+    images = {key: image for key in streams if (image := _IMAGE.fullmatch(key))}
+    *state, action = ([Part(key)] * (key in streams) for key in _LAYOUTS[layout])
     features = {f"observation.images.{image[image.lastindex or 0]}": (Part(key),) for key, image in images.items()}
     vectors = {"observation.state": tuple(chain(*state)), "action": tuple(action)}
     return ImportMapping({**features, **{key: parts for key, parts in vectors.items() if parts}})
@@ -115,7 +119,7 @@ def propose(recording: Recording, layout: str) -> str:
     """Return a mapping file: features of a known layout, images of a bag by their type, other streams as comments."""
     with recording:
         rates, kinds = recording.rates(), recording.kinds
-    features = default_mapping(recording, layout).features if layout in _LAYOUTS else {}
+    features = default_mapping([recording], layout).features if layout in _LAYOUTS else {}
     lines = [f"  {key}: [{', '.join(part.stream for part in parts)}]" for key, parts in features.items()]
     used, slowest = {part.stream for part in chain(*features.values())}, 0.0
     for topic, kind in sorted(kinds.items(), key=lambda item: (not item[1].endswith("Image"), item)):

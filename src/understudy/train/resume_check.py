@@ -45,6 +45,8 @@ def check_resume(root: object, then: TrainConfig, now: TrainConfig, state: Recor
     done = state["step"] if state is not None else 0
     if now.steps < done and "steps" in changed:
         refused.append(f"steps: {then.steps} -> {now.steps}: {done} are done already")
+    if now.data.update and state is not None and now.steps <= done:
+        refused.append(f"data.update: all {now.steps} steps are done; give more --steps")
     shares = [path for path in changed if fnmatchcase(path, "data.sources.*.weight")]
     for path in [*shares[:1], *(["data.update"] if now.data.update else [])] if state is None else ():
         refused.append(f"{path}: the order can change only after a checkpoint, and there is none")

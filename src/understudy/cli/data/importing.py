@@ -22,7 +22,7 @@ def import_(config: ImportConfig) -> None:
     if config.propose:
         print(propose(recordings[0], layout))
         return
-    mapping = mapping if config.mapping else default_mapping(recordings[0], layout)
+    mapping = mapping if config.mapping else default_mapping(recordings, layout)
     if config.task:
         mapping = replace(mapping, task=config.task, task_from=None)
     with Progress(sum(recording.size for recording in recordings), "import", "byte") as bar:
