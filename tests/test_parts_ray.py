@@ -102,7 +102,7 @@ if __name__ == "__main__":
     with Workers(ray=address, folder=work) as workers:
         edit(Path(source), Path(out), workers=workers, codec="libx264", gop=3)
 """
-KINDS = {"worker": 6, "driver": 2, "node": 1, "stop": 1}
+KINDS = {"worker": 3, "driver": 1, "node": 3, "stop": 1}
 """Events with their weights. `stop` halts a worker for two seconds: a slow node."""
 
 
