@@ -66,7 +66,7 @@ COMMANDS = {
     "segment": Command("data.edit:segment", "cut episodes into segments", "[PATH ...]"),
     "ranges": Command("data.ranges:ranges", "find the frames in which a robot moves", "PATH"),
     "select": Command(
-        "data.ranges:select", "save a selection of a dataset as a view, or list its views", "PATH [NAME]"
+        "data.select:select", "save a selection of a dataset as a view, or list its views", "PATH [NAME]"
     ),
     "bench": Command("bench.bench:bench", "loading speed of a dataset, and of its codec", "PATH", launchable=True),
     "statistics": Command(

@@ -7,7 +7,8 @@ score      `understudy score`
 publish    `understudy publish`
 check      `understudy check`
 view       `understudy view`
-ranges     `understudy ranges` and `understudy select`
+ranges     `understudy ranges`
+select     `understudy select`
 order      `understudy order explain` and `understudy order export`
-prepare    `understudy fast fit` and `understudy tokenizer fit`
+prepare    `understudy statistics`, `fast fit` and `tokenizer fit`
 """

@@ -2,7 +2,7 @@
 
     select    settings in the words of a run's `data`: where, episodes, keep_ranges, val_fraction and others
     made_on   number of the dataset's episodes at that time, and a digest of their ids and lengths
-    selected  episodes and frames that it selected then
+    selected  number of episodes that it selected then
     digest    SHA-256 of all of the above
 
 Files that it uses are copies in `meta/views/files`, named by their SHA-256. A dataset may grow: the episodes of that

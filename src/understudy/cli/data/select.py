@@ -1,0 +1,83 @@
+"""`understudy select`: saves a selection of a dataset as a view, or lists its views."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from understudy.config.data import SelectionConfig
+from understudy.config.declare import Fraction, Positional
+from understudy.errors import DatasetError
+
+if TYPE_CHECKING:
+    from understudy.data.dataset import EpisodeDataset
+    from understudy.data.format.catalog import Catalog
+
+
+@dataclass(frozen=True)
+class SelectConfig(SelectionConfig):
+    """Save a selection of a dataset's episodes and frames as a view, which has a name; without NAME, list the views.
+
+    The dataset's address with `#NAME` is the view: in every command, in settings, and in `us.EpisodeDataset`. Each
+    change is a new version, and `#NAME@2` is the second one. Files of the settings are copied into the dataset.
+    """
+
+    paths: Positional[tuple[str, ...]] = ()
+    """Folder of a LeRobot dataset, and the name of a view of it to save. If the dataset is itself a view, the new one
+    is a selection of that."""
+    val_fraction: Fraction | None = None
+    """Share of its episodes for validation; the default is that of the run."""
+    freeze: bool = False
+    """Save the ids of the selected episodes in place of the condition, so that episodes of a later time are left
+    out."""
+
+    def problems(self) -> list[str]:
+        """List errors in the settings, one line each."""
+        is_list = len(self.paths) == 1 and self == SelectConfig(paths=self.paths)
+        usage = "paths: give a dataset and the name of the view to save: understudy select PATH NAME"
+        return [*super().problems(), *([] if is_list or len(self.paths) == 2 else [usage])]
+
+
+def select(config: SelectConfig) -> None:
+    """Save a view and print it, or print all views of the dataset."""
+    from understudy.data.format.catalog import Catalog
+    from understudy.data.format.views import list_views, save_view
+
+    catalog = Catalog.open(config.paths[0])
+    names = list_views(catalog.files)
+    for name in config.paths[1:]:
+        chosen = _chosen(config)
+        if catalog.view is not None:
+            chosen = {**catalog.view.select, **catalog.view.combine(chosen)}
+        data = _open(catalog, chosen)
+        if config.freeze:
+            chosen = {key: value for key, value in chosen.items() if key not in ("where", "exclude_episodes")}
+            chosen["episodes"] = sorted(set(data.segments[:, 0].tolist()))
+        names = [str(save_view(catalog.files, name, chosen, catalog.episodes, {"episodes": data.num_episodes}))]
+    for name in names:
+        try:
+            view = catalog.with_view(f"#{name}").view
+            assert view is not None
+            data = _open(catalog, view.select)
+        except DatasetError as error:
+            print(f"#{name}: {error}")
+            continue
+        print(f"{view.describe(data.num_episodes, len(catalog.episodes))}; {len(data):,} frames; {view.select}"[:400])
+    if not names:
+        print(f"{catalog.root}: no views")
+
+
+def _chosen(config: SelectConfig) -> dict[str, Any]:
+    """Return the settings that are not the default, and the use of a file that is given."""
+    from understudy.data.format.views import SETTINGS
+
+    chosen = {name: value for name in SETTINGS if (value := getattr(config, name)) != getattr(SelectConfig, name)}
+    used = {"keep_ranges": "keep_rule", "frame_weights": "frame_weights_in"}
+    return chosen | {use: getattr(config, use) for name, use in used.items() if name in chosen}
+
+
+def _open(catalog: "Catalog", chosen: Mapping[str, Any]) -> "EpisodeDataset":
+    """Return the selected frames. Raises DatasetError."""
+    from understudy.data.dataset import EpisodeDataset
+
+    options = {name: value for name, value in chosen.items() if not name.startswith("val_")}
+    return EpisodeDataset(replace(catalog, view=None), keys=[], **options)
