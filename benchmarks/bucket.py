@@ -6,7 +6,8 @@ LeRobot v3.0 datasets of three cameras, from the recordings of `loader_sets.py`,
 with an empty cache, and from it with a full cache, in turns. Each reading is one whole epoch: `Loader("s3://data/NAME",
 batch_size=32)` with nothing else set, or 16 processes of one host with less memory, which share a cache. Lance reads
 the same images, as JPEG files in a column of bytes, from the same server in the same run: a shuffled `DataLoader` over
-`lance.torch.data.SafeLanceDataset`, two workers, one epoch. The server is `bucket_server.py`.
+`lance.torch.data.SafeLanceDataset`, two workers, one epoch. The server is `bucket_server.py`; it has the last core of
+this machine, and the readers have the others in all readings, from disk as well.
 
     amplification    bytes of all answers' bodies / bytes needed, each once per host
     bytes needed     ours: the video packets of the delivered samples with those that they are decoded from, the indexes
@@ -39,8 +40,8 @@ LATENCY, RATE = 0.03, 125e6  # seconds, bytes per second
 BATCH = 32
 MEMORY = {1: "4GB", 16: "250MB"}  # 4GB is the default; 16 times that is more than the host has
 KINDS = {
-    "h264-224": (Encoding("libx264", 30, 224, 23), 8),  # and how often the eight recordings are repeated
-    "av1-480": (Encoding("libsvtav1", 2, 0), 2),
+    "h264-224": (Encoding("libx264", 30, 224, 23), 64),  # and how often the eight recordings are repeated
+    "av1-480": (Encoding("libsvtav1", 2, 0), 8),
 }
 
 
@@ -162,6 +163,7 @@ class Bucket:
     """The server's process and the bytes that it sent."""
 
     def __init__(self, folder: Path, latency: float, rate: float) -> None:
+        cores = sorted(os.sched_getaffinity(0))
         command = [
             sys.executable,
             str(Path(__file__).with_name("bucket_server.py")),
@@ -170,6 +172,9 @@ class Bucket:
             str(rate),
         ]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if len(cores) > 1:  # else it shares the only one
+            os.sched_setaffinity(self.process.pid, cores[-1:])
+            os.sched_setaffinity(0, cores[:-1])  # of this process and of the readers that it starts
         assert self.process.stdout is not None
         self.url = f"http://127.0.0.1:{self.process.stdout.readline().strip()}"
         self.environment = {
@@ -299,7 +304,7 @@ def measure(arguments: argparse.Namespace) -> Results:
         for name, (encoding, tiles) in KINDS.items():
             if quick:
                 encoding, tiles = Encoding(encoding.codec, encoding.gop, 64, encoding.crf), 2
-            root = folder / name
+            root = folder / f"{name}-{tiles}"
             root.parent.mkdir(parents=True, exist_ok=True)
             joined(root, recorded.encoded(encoding), tiles, cameras=3)
             for count in world:
@@ -310,13 +315,13 @@ def measure(arguments: argparse.Namespace) -> Results:
                         place: [child(__file__, "rank", root=where, **setting)] * count
                         for place, where in (
                             ("local", str(root)),
-                            ("empty", f"s3://data/{name}"),
-                            ("full", f"s3://data/{name}"),
+                            ("empty", f"s3://data/{root.name}"),
+                            ("full", f"s3://data/{root.name}"),
                         )
                     }
                     row = measure_set(row_name, "understudy", commands, needed(root), bucket, home, rounds)
                     results.add("rows", row or {}, json.dumps(row))
-            row_name, blobs = f"{name}-lance", folder / f"{name}.lance"
+            row_name, blobs = f"{name}-lance", folder / f"{root.name}.lance"
             if arguments.only in row_name and not results.has("rows", row_name) and arguments.lance:
                 if not blobs.exists():
                     words = {"root": str(root), "out": str(blobs)}

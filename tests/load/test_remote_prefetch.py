@@ -6,6 +6,7 @@ import multiprocessing
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,11 @@ from understudy.load.loader_threads import WorkerPool
 from understudy.load.remote_prefetch import Prefetcher
 from understudy.order import Order
 from understudy.storage import remote_store
+from understudy.storage.byte_source import LocalSource
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy.storage.remote_source import RemoteSource
 from understudy.video import mp4
+from understudy.video.reader import open_video
 
 TOP = "observation.images.top"
 
@@ -120,6 +123,61 @@ def test_processes_of_a_host_fetch_each_byte_of_an_epoch_once(tmp_path: Path) ->
         assert sum(sent[path] for path in videos) > 0.99 * sum(sizes[path] for path in videos), "all is needed"
 
 
+def test_all_that_opening_clips_decode_is_prefetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GOPs are decoded whole, so the bytes behind the next samples are needed at once, too."""
+    write_dataset(tmp_path / "d", Spec(lengths=(120,) * 12, gop=20))
+    taken, ahead = 4, 40  # batches; the loader's threads make fewer than 40 meanwhile
+    local = EpisodeDataset(tmp_path / "d")
+    order = Order.from_datasets([local], batch_size=2, seed=1, frames_in_flight=640)
+    assert (order.spec.sources[0].clip, order.spec.sources[0].lanes) == (100, 10)
+    asked: list[tuple[str, int, int]] = []
+    read: list[tuple[str, int, int]] = []
+    looks = threading.Semaphore(0)
+
+    def distance(self: Prefetcher) -> int:
+        looks.release()
+        return ahead
+
+    with RangeServer(folder(tmp_path / "d", "/set")) as server:
+        data = EpisodeDataset(opened(server, tmp_path / "cache").catalog)
+        for row in range(12):
+            data.video_frames.reader(TOP, row)
+        with monkeypatch.context() as patch:
+            patch.setattr(Prefetcher, "distance", distance)
+            patch.setattr(
+                RemoteSource,
+                "prefetch",
+                lambda self, spans: asked.extend((self.where[-12:], *span) for span in spans.tolist()),
+            )
+            with Loader([data], order=order, num_threads=1, memory="60MB") as there:
+                next(there)
+                for _ in range(6):  # four looks reach as far as the distance
+                    assert looks.acquire(timeout=240)
+    fill = LocalSource.fill
+
+    def record(self: LocalSource, offset: int, memory: memoryview) -> None:
+        read.append((self.where[-12:], offset, len(memory)))
+        fill(self, offset, memory)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalSource, "fill", record)
+        for path in sorted((tmp_path / "d").rglob("*.mp4")):
+            open_video(path)
+        indexes = bytes_of(read)
+        with Loader([local], order=order, num_threads=1, memory="60MB") as here:
+            assert here.plan.policies[0].whole_gops
+            for _ in range(taken):
+                next(here)
+    packets = bytes_of(read) - indexes
+    assert packets
+    assert packets <= bytes_of(asked)
+
+
+def bytes_of(spans: Iterable[tuple[str, int, int]]) -> set[tuple[str, int]]:
+    """Bytes of videos, one by one."""
+    return {(path, byte) for path, first, size in spans if path.endswith("mp4") for byte in range(first, first + size)}
+
+
 def test_videos_are_opened_beside_each_other(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(5,) * 6))
     with RangeServer(folder(tmp_path / "d", "/set")) as server:
@@ -134,7 +192,7 @@ def test_videos_are_opened_beside_each_other(tmp_path: Path) -> None:
 
         server.fault = hold
         for row in range(6):
-            data.video_frames.prefetch(TOP, row, 0, 4)  # returns at once
+            data.video_frames.prefetch(TOP, row, 0, 4, 4)  # returns at once
         assert all_six.wait(240)
         images = data.batch(np.arange(6), np.zeros(6, np.int64))[TOP]
         assert [identity(pixels[1].numpy())[1] for pixels in images] == list(range(6))
@@ -150,7 +208,7 @@ def test_close_ends_the_opening_of_videos(tmp_path: Path) -> None:
         server.fault = lambda n, asked: "silence"
         asked = len(server.log)
         for row in range(6):
-            data.video_frames.prefetch(TOP, row, 0, 4)
+            data.video_frames.prefetch(TOP, row, 0, 4, 4)
         until = time.monotonic() + 240
         while len(server.log) < asked + 6 and time.monotonic() < until:
             time.sleep(0.002)

@@ -31,6 +31,7 @@ from understudy.load.images.clip_reader import DecodePolicy
 from understudy.load.images.decoded_cache import IDLE_CURSORS, decoded_bytes
 from understudy.load.images.disk_cache import bytes_on_disk
 from understudy.order import Order, rank_slice
+from understudy.video.index import WHOLE_GOP
 
 _AHEAD = (8, 4, 2)  # batches made ahead, where memory allows: threads end their runs in turns
 _SMALL = 100  # eight of them only where a batch takes less than this part of memory
@@ -43,7 +44,6 @@ _ROWS_HELD = 1.4  # memory of loaded columns over their bytes: Arrow keeps a par
 _ROWS_READ = 3.3  # memory of reading a data file, beyond that of its columns, over their bytes: levels, offsets, copies
 _GAPS = 1.12  # of frames and decoders: they come and go in heaps of several threads
 _REMOTE = 12_000_000  # code of HTTP clients, connections, bytes on their way
-_MIDDLING = 32  # GOP up to which whole GOPs are decoded at once: one decoder, in the cache, serves many lanes
 
 _MS_PER_MEGAPIXEL = {"h264": 2.2, "hevc": 3.5, "av1": 6.0, "vp9": 3.5, "mpeg4": 1.6, "mjpeg": 6.0, "ffv1": 12.0}
 """CPU milliseconds of decoding and converting in a row, on one core of an AMD EPYC of 2023. Not measured where it is
@@ -482,7 +482,7 @@ def rank_policies(
         runs = _OWN_RUNS if keep else tuple(run for run in _RUNS if run >= gop)
         runs = tuple(run for run in runs if run <= most) or runs[-1:]
         runs = tuple(run for run in runs if run <= clip or not shuffle) or runs[-1:]  # in storage order all is one clip
-        whole = [(gop, False, True)] if keep and gop <= _MIDDLING and shuffle else []
+        whole = [(gop, False, True)] if keep and gop <= WHOLE_GOP and shuffle else []
         policies = [*whole, *((run, keep, False) for run in runs), (1, True, False)]
     policies += [(1, False, False)] if halo and not single else []
     return tuple(DecodePolicy(run, keep, whole, resized) for run, keep, whole in [*policies, (0, False, False)])

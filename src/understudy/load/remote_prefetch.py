@@ -19,7 +19,7 @@ from understudy.load.batch_request import BatchRequest
 from understudy.load.images.clip_reader import first_round
 
 _RUN = 256  # samples of a clip per request: a request should be worth its latency and its work
-_FIRST_RUN = 16  # while every batch opens new clips
+_FIRST_RUN = 16  # of the clips that begin together; their second samples request the rest
 _LEAST, _MOST = 4, 96  # batches ahead
 _LOOKS = 4  # looks at the order per distance
 _SAMPLES = 1024  # ahead at least: a rate that is slow for want of bytes must not be taken for the consumer's
@@ -113,19 +113,20 @@ class Prefetcher:
     def _fetch_run(self, position: int, source: int, dataset: EpisodeDataset) -> None:
         """Request the bytes of the samples of a clip from `position` on, as far as one request should reach."""
         order, spec = self._order, self._order.spec.sources[source]
-        early = position < self._start + 2 * first_round(order, source)
+        early = position < self._start + first_round(order, source)
         count = _FIRST_RUN if early else _RUN
         first = position < self._start + order.batch_size
         if first:  # the first batch decodes its own samples only (`first_runs`)
             count = 1
         positions, episode, frame = order.rest_of_clip(position, max(spec.clip, 1 if spec.shuffle else _RUN))
         offset = (positions - self._start) % order.batch_size
-        of_rank = np.flatnonzero((offset >= self._low) & (offset < self._high))[:count]
+        of_rank = (offset >= self._low) & (offset < self._high)
         positions, episode, frame = positions[of_rank], episode[of_rank], frame[of_rank]
         rows, frames = dataset.frames_to_decode(episode, frame)
         for camera, numbers in frames.items():
-            for row in np.unique(rows).tolist():
-                in_episode = numbers[rows == row]
-                dataset.video_frames.prefetch(camera, row, int(in_episode.min()), int(in_episode.max()))
-        if not first:
-            self._covered.update(positions[positions > position].tolist())
+            for row in np.unique(rows[:count]).tolist():
+                wanted = numbers[:count][rows[:count] == row]
+                most = wanted if first else numbers[rows == row]
+                dataset.video_frames.prefetch(camera, row, int(wanted.min()), int(wanted.max()), int(most.max()))
+        if not early:
+            self._covered.update(positions[:count][positions[:count] > position].tolist())

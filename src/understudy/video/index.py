@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+WHOLE_GOP = 32
+"""Longest GOP that is decoded at once: one decoder, in the processor's cache, serves many clips."""
 _RESTARTS = 3  # key frames to try before a frame counts as lost
 
 
@@ -168,6 +170,11 @@ class Gops:
         ends = np.append(np.flatnonzero((np.diff(group) != 0) & (np.diff(positions) > 1)), len(positions) - 1)
         end = ends[np.searchsorted(ends, np.arange(len(positions)))]
         return np.minimum(positions[end] + reorder, last).tolist()
+
+    def last_frame(self, position: int) -> int:
+        """Display position of the last frame before the next key frame that is shown after `position`."""
+        following = int(np.searchsorted(self.key_frames, position, side="right"))
+        return int(self.key_frames[following] if following < len(self.key_frames) else self._index.count) - 1
 
     def align_stop(self, positions: np.ndarray, stop: int, limit: int, base: int) -> int:
         """Extend a run of `positions` to the next key frame, unless that is `limit` frames away or more.

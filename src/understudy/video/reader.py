@@ -20,7 +20,7 @@ from understudy.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy.video.codec_pool import decoder_bytes, frame_bytes, pixel_bytes
 from understudy.video.decoder import FrameDecoder
 from understudy.video.depth import RGB, Pixels
-from understudy.video.index import VideoIndex
+from understudy.video.index import WHOLE_GOP, VideoIndex
 from understudy.video.packets import open_packets
 
 DecodedImage: TypeAlias = av.VideoFrame | np.ndarray
@@ -108,8 +108,11 @@ class VideoReader:
         """Open a cursor over this video, with its own decoder. Index and file are shared."""
         raise NotImplementedError
 
-    def prefetch(self, first: int, last: int) -> None:
-        """Prefetch the bytes of the frames shown from `first` to `last`; see `ByteSource.prefetch`."""
+    def prefetch(self, first: int, last: int, most: int) -> None:
+        """Prefetch the bytes of the frames shown from `first` to `last`; see `ByteSource.prefetch`.
+
+        The rest of a short GOP, which is decoded at once, is prefetched as well, up to frame `most`.
+        """
 
     def close(self) -> None:
         """Release decoder and file. The next read opens them again."""
@@ -171,8 +174,11 @@ class PyavReader(VideoReader):
         """See `VideoReader.cursor`."""
         return FrameDecoder(self._packets.clone(), self.path, pixel_format=self._pixels.pixel_format)
 
-    def prefetch(self, first: int, last: int) -> None:
+    def prefetch(self, first: int, last: int, most: int) -> None:
         """See `VideoReader.prefetch`."""
+        gops = self.gops
+        if gops.median_length <= WHOLE_GOP:
+            last = max(last, min(gops.last_frame(last), most))
         self._packets.prefetch(first, last)
 
     def close(self) -> None:

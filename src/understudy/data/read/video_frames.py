@@ -127,10 +127,11 @@ class VideoFrames(ProcessLocal):
         self._check_process()
         return self._open(camera, int(self.catalog.videos(camera).file[row]), np.asarray([row])).reader
 
-    def prefetch(self, camera: str, row: int, first: int, last: int) -> None:
-        """Start to fetch frames `first` to `last` of an episode (table row) of a remote dataset.
+    def prefetch(self, camera: str, row: int, first: int, last: int, most: int) -> None:
+        """Start to fetch frames `first` to `last` of an episode (table row) of a remote dataset, and up to `most`.
 
-        Returns at once. A video is opened beside others, since that waits for the server more than once.
+        See `VideoReader.prefetch`. Returns at once. A video is opened beside others, since that waits for the server
+        more than once.
         """
         files = self.catalog.files
         if files.is_local:
@@ -138,7 +139,7 @@ class VideoFrames(ProcessLocal):
 
         def request(_: object = None) -> None:
             start = int(self.first_frame(camera, np.asarray([row]))[0])
-            self.reader(camera, row).prefetch(start + first, start + last)
+            self.reader(camera, row).prefetch(start + first, start + last, start + most)
 
         self._check_process()
         with self._lock:

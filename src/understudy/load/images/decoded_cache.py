@@ -210,11 +210,11 @@ class DecodedImages(VideoFrames):
             if not episode.read(frame, image, converter):
                 self._fill(camera, row, episode, frame, image, timings, ahead)
 
-    def prefetch(self, camera: str, row: int, first: int, last: int) -> None:
+    def prefetch(self, camera: str, row: int, first: int, last: int, most: int) -> None:
         """See `VideoFrames.prefetch`; decoded frames need no bytes."""
         episode = self._episodes.get((camera, row))
         if episode is None or not episode.decoded()[first : last + 1].all():
-            super().prefetch(camera, row, first, last)
+            super().prefetch(camera, row, first, last, most)
 
     def _episode(self, camera: str, row: int) -> _Episode:
         episode = self._episodes.get((camera, row))
