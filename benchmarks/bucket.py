@@ -43,6 +43,7 @@ KINDS = {
     "h264-224": (Encoding("libx264", 30, 224, 23), 64),  # and how often the eight recordings are repeated
     "av1-480": (Encoding("libsvtav1", 2, 0), 8),
 }
+LANCE_TILES = 8  # a tenth of our rate: its epochs have 17,104 samples
 
 
 def needed(root: Path) -> int:
@@ -304,9 +305,8 @@ def measure(arguments: argparse.Namespace) -> Results:
         for name, (encoding, tiles) in KINDS.items():
             if quick:
                 encoding, tiles = Encoding(encoding.codec, encoding.gop, 64, encoding.crf), 2
-            root = folder / f"{name}-{tiles}"
-            root.parent.mkdir(parents=True, exist_ok=True)
-            joined(root, recorded.encoded(encoding), tiles, cameras=3)
+            folder.mkdir(parents=True, exist_ok=True)
+            root = joined(folder / f"{name}-{tiles}", recorded.encoded(encoding), tiles, cameras=3)
             for count in world:
                 row_name = f"{name}-{count}"
                 if arguments.only in row_name and not results.has("rows", row_name):
@@ -321,9 +321,11 @@ def measure(arguments: argparse.Namespace) -> Results:
                     }
                     row = measure_set(row_name, "understudy", commands, needed(root), bucket, home, rounds)
                     results.add("rows", row or {}, json.dumps(row))
-            row_name, blobs = f"{name}-lance", folder / f"{root.name}.lance"
+            row_name, blobs = f"{name}-lance", folder / f"{name}.lance"
             if arguments.only in row_name and not results.has("rows", row_name) and arguments.lance:
                 if not blobs.exists():
+                    fewer = min(tiles, LANCE_TILES)
+                    root = joined(folder / f"{name}-{fewer}", recorded.encoded(encoding), fewer, cameras=3)
                     words = {"root": str(root), "out": str(blobs)}
                     subprocess.run([arguments.lance, *child(__file__, "write_lance", **words)[1:]], check=True)
                 commands = {
@@ -341,7 +343,7 @@ def measure(arguments: argparse.Namespace) -> Results:
 def main() -> None:
     parser = make_parser(__doc__)
     add_dataset_arguments(parser, seconds=0, rounds=3)
-    parser.add_argument("--lance", default=sys.executable, help="Python interpreter that has pylance")
+    parser.add_argument("--lance", default=sys.executable, help="Python interpreter that has pylance and understudy")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 16], help="processes that read together")
     arguments = parser.parse_args()
     if arguments.part:

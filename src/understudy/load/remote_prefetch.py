@@ -125,8 +125,8 @@ class Prefetcher:
         rows, frames = dataset.frames_to_decode(episode, frame)
         for camera, numbers in frames.items():
             for row in np.unique(rows[:count]).tolist():
-                wanted = numbers[:count][rows[:count] == row]
-                most = wanted if first else numbers[rows == row]
-                dataset.video_frames.prefetch(camera, row, int(wanted.min()), int(wanted.max()), int(most.max()))
+                requested = numbers[:count][rows[:count] == row]
+                most = requested if first else numbers[rows == row]
+                dataset.video_frames.prefetch(camera, row, int(requested.min()), int(requested.max()), int(most.max()))
         if not early:
             self._covered.update(positions[:count][positions[:count] > position].tolist())
