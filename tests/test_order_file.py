@@ -127,6 +127,29 @@ def test_files_of_other_tools_are_orders(tmp_path: Path) -> None:
     assert file.locate(np.array([4, 5], np.uint64))[0].tolist() == [0, 1]
 
 
+SECONDS = np.arange(10).astype("datetime64[s]")
+
+
+@pytest.mark.parametrize("name", ["episode_index", "frame_index", "step", "weight"])
+@pytest.mark.parametrize("values", [np.arange(10) > 4, SECONDS, SECONDS - SECONDS[0], [str(i) for i in range(10)]])
+def test_other_types_than_numbers_are_refused_by_column(tmp_path: Path, name: str, values: Any) -> None:
+    file = foreign(tmp_path / "order.parquet", **{name: values})
+    kind = pq.read_schema(file).field(name).type
+    with refused(name.removesuffix("_index"), kind, where="order.parquet", fix="integers"):
+        OrderFile(file)
+
+
+@pytest.mark.parametrize("name", ["step", "position", "rank", "episode", "frame", "weight"])
+def test_booleans_in_an_exported_file_are_refused(path: Path, name: str) -> None:
+    """Of 0 and 1 alone, whose digest is that of the numbers."""
+
+    def change(columns: dict[str, Any], facts: dict[str, Any]) -> None:
+        columns[name] = columns[name].cast(pa.int64()).cast(pa.bool_())
+
+    with refused(name, "bool", where="other.parquet", fix="integers"):
+        OrderFile(rewritten(path, change)).read(0)
+
+
 def wrong() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "steps", {"step": np.array([0, 0, 0, 1, 1, 3, 3, 3, 4, 4])}
     yield "steps", {"step": np.array([0, 0, 0, 1, 1, 0, 0, 0, 0, 0])}

@@ -232,7 +232,11 @@ class OrderFile:
         columns |= {"rank": position * 0, "dataset": [""] * len(position), "weight": position * 0 + 1}
         taken = SCHEMA.names if self.facts else ("step", "dataset", "episode", "frame", "weight")
         try:
-            columns |= {name: table[name] for name in taken if name in table.column_names}
+            stored = {name: table[name] for name in taken if name in table.column_names}
+            for name, column in stored.items():
+                if name != "dataset" and not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+                    raise self._error(f"has {name} of the type {column.type}", "write integers, or floats as weights")
+            columns |= stored
             table = pa.table({name: columns[name] for name in SCHEMA.names}).cast(SCHEMA)
         except (KeyError, pa.ArrowException) as error:
             raise self._error(f"has no such numbers: {error}", "give a number of episode and frame per row") from error

@@ -1,6 +1,7 @@
 """An order file plays the samples of its order, to the bit: any ranks, threads, workers and resume."""
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,25 @@ def test_handmade_orders_are_played(root: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError):
         Loader(opened(root, "b", "a"), order=other).load_state_dict(state)
+
+
+def test_another_batch_size_cuts_the_same_samples_anew(root: Path, tmp_path: Path) -> None:
+    """Steps of 4 and of 2 rows: a batch size is required, and no column `step` moves a sample."""
+    rows = [(i % 2, i % 11, i // 4 if i < 16 else 4 + (i - 16) // 2) for i in range(24)]
+    hand = by_hand(tmp_path / "hand.parquet", rows, "episode", "frame", "step")
+    with refused("batch_size", kind=ValueError):
+        Order.from_file(hand)
+    same = by_hand(tmp_path / "same.parquet", rows[:16], "episode", "frame", "step")
+    for path, batch_size in ((hand, 4), (hand, 6), (same, 8)):
+        with warned(batch_size, "step"):
+            order = Order.from_file(path, batch_size=batch_size)
+        batches = take(Loader(opened(root, "a"), order=order))
+        assert {len(batch["position"]) for batch in batches} == {batch_size}
+        columns = [torch.cat([b[key] for b in batches]).tolist() for key in ("episode_index", "frame_index")]
+        assert list(zip(*columns, strict=True)) == [row[:2] for row in rows[: order.stop]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Order.from_file(same, batch_size=4).batch_size == Order.from_file(same).batch_size == 4
 
 
 DATA = Indices(13, 8, 21, 30)

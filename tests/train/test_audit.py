@@ -17,12 +17,13 @@ import pytest
 from support.audited import damage, eventful_run, recorded, trained
 from support.browser import browser, faults
 from support.mixtures import NAMES, mixed, tiny_sources
-from support.refusals import refused
+from support.refusals import refused, warned
 from support.runs import SHORT, tiny_config, tiny_dataset, trained_run
 from understudy import Loader, Order
 from understudy.cli.main import main
 from understudy.config.schema import override
 from understudy.errors import ConfigError
+from understudy.report.audit_page import audit_page, audit_text
 from understudy.train import audit, run
 from understudy.train.audit import FrameCounts, audit_file, audit_run
 from understudy.train.checkpoint import checkpoint, checksums
@@ -73,7 +74,25 @@ def test_account_equals_the_record_of_the_batches(eventful: Path) -> None:
     assert result["starts"][0]["weights"] == [3 / 6, 2 / 6, 1 / 6]
     assert result["starts"][1]["weights"] == [1 / 7, 4 / 7, 2 / 7]
     assert result["starts"][1]["shares"] == pytest.approx([1 / 7, 4 / 7, 2 / 7], abs=0.03)
-    assert sum(result["tasks"].values()) == result["samples"]
+
+
+def test_samples_of_a_task_are_those_of_its_frames(eventful: Path) -> None:
+    """Also in episodes whose task changes, which every second one does."""
+    task_of = dict[tuple[int, int, int], str]()
+    for number, name in enumerate(NAMES):
+        files = sorted((eventful.parent / name / "data").glob("chunk-*/*.parquet"))
+        columns = pa.concat_tables(
+            [pq.read_table(f, columns=["episode_index", "frame_index", "task_index"]) for f in files]
+        )
+        texts = run_data.open_data(RunDir(eventful).settings()).training[number].catalog.tasks
+        task_of |= {
+            (number, row["episode_index"], row["frame_index"]): texts[row["task_index"]] for row in columns.to_pylist()
+        }
+    for step in (4, 16):
+        expected = Counter[str]()
+        for frame, samples in trained(eventful, step)[0].items():
+            expected[task_of[frame]] += samples
+        assert {task: n for task, n in audit_run(eventful, step, ())[0]["tasks"].items() if n} == expected
 
 
 def test_no_validation_frame_is_proved(eventful: Path) -> None:
@@ -97,7 +116,8 @@ def test_exported_run_is_the_record_and_plays_again(eventful: Path, tmp_path: Pa
     assert [row["rank"] for row in rows[:6]] == [0, 0, 0, 1, 1, 1]
     with refused("batch_size", kind=ValueError):
         Order.from_file(out)
-    order = Order.from_file(out, batch_size=12)
+    with warned(12, "step"):
+        order = Order.from_file(out, batch_size=12)
     with Loader(run_data.open_data(RunDir(eventful).settings()).training, order=order, image_size=(32, 32)) as loader:
         played = [
             (int(s), int(e), int(f))
@@ -131,6 +151,9 @@ def test_account_of_a_file_up_to_a_step_is_that_of_its_first_rows(
     assert result["validation"]["first"]["step"] == 0
     assert result["sources"][""] == {"episodes": 1, "frames": 4, "seen": 2, "samples": 5}  # frames of validation: apart
     assert result["checkpoint"] == 2
+    named = audit_file(tmp_path / "order.parquet", 2, ["1-4", "7", "4-3"], ["2", "8-9"])[0]
+    assert (named["validation"]["unknown"], named["without"]["unknown"]) == (["2 of 1-4", "7", "4-3"], ["8-9"])
+    assert all(ids in audit_text(named) and ids in audit_page(named) for ids in ("2 of 1-4", "8-9"))
     for step in (0, 4):  # none, and one that the file does not reach
         with refused(step, kind=ConfigError):
             audit_file(tmp_path / "order.parquet", step, (), ())

@@ -17,15 +17,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.audited import recorded, send, trained
-from support.datasets import Spec, edit_column, write_dataset
+from support.datasets import Spec, edit_column, rate_episodes, write_dataset
 from support.ranks import in_ranks
 from support.refusals import refused
 from support.runs import final_tensors, same_run, series, tiny_config
 from understudy import Loader, Order
 from understudy.cli.main import main
+from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.data.selection.select import split_episodes
 from understudy.errors import ConfigError
+from understudy.report.audit_page import audit_page, audit_text
 from understudy.train import run
 from understudy.train.account import Account
 from understudy.train.audit import audit_run
@@ -145,6 +147,9 @@ def test_account_and_order_file_say_the_truth(folder: Path, tmp_path: Path) -> N
     assert table == {(e, f): n for (_, e, f), n in record.items()}
     assert list(result["sources"]) == ["data"]
     assert result["updates"] == [[4, "data", OLD, MORE - 1]]
+    heads = [line.split() for line in audit_text(result).splitlines()]
+    assert ["4", "data", str(OLD), str(MORE - 1)] in heads
+    assert "Episodes appended" in audit_page(result)
     assert result["validation"]["samples"] == 0
     assert result["validation"]["episodes"] + result["sources"]["data"]["episodes"] == MORE
     assert result["without"]["first"]["step"] > 4
@@ -256,6 +261,55 @@ def test_changed_episodes_are_refused_by_name(folder: Path, tmp_path: Path) -> N
     new = settings(root, tmp_path / "new")
     with refused("data.update", kind=ConfigError):
         run.train(replace(new, data=replace(new.data, update=True)))
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_removed_training_episodes_are_refused_by_name(folder: Path, tmp_path: Path, update: bool) -> None:
+    """A run without an update, one with an update, and one whose update is gone whole."""
+    trained_on = sorted(used(folder / "begun", 4))[:2]
+    gone = {"begun": trained_on, "grown": [*trained_on, min(used(folder / "grown") - set(range(OLD)))]}
+    for name, ids in gone.items():
+        out = copied(folder / name, tmp_path / f"{name}-{update}")
+        root, config = tmp_path / f"{name}-data-{update}", RunDir(out).settings()
+        keep = tuple(episode for episode in range(ALL) if episode not in ids)
+        write_dataset(root, Spec(lengths=tuple(LENGTHS[e] for e in keep), ids=keep, gop=4))
+        config = replace(config, steps=14, data=replace(config.data, root=str(root), update=update))
+        with refused("2 episodes", ", ".join(map(str, trained_on)), ids[-1], "restore", kind=ConfigError):
+            run.resume(config)
+    with refused("data@4", OLD, MORE - 1, "restore", fix=None):  # the whole update
+        run.resume(replace(config, data=replace(config.data, root=str(write(tmp_path / "old", OLD)))))
+
+
+def test_episodes_that_are_no_longer_selected_are_named(tmp_path: Path) -> None:
+    root, out = write(tmp_path / "data", OLD), tmp_path / "r"
+    rate_episodes(root, success=[True] * OLD)
+    config = override(settings(root, out, steps=4), data={"where": "success"})
+    with recorded(out, 0, {}):
+        assert run.train(config) == run.DONE
+    lost = max(used(out))
+    rate_episodes(write(root, OLD), success=[episode != lost for episode in range(OLD)])
+    with refused("1 episode", lost, kind=ConfigError):
+        run.resume(replace(config, steps=6))
+
+
+def test_update_without_new_episodes_adds_nothing_and_says_so(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = copied(folder / "begun", tmp_path / "r")
+    config = RunDir(out).settings()
+    config = replace(config, data=replace(config.data, root=str(write(tmp_path / "data", OLD)), update=True))
+    with caplog.at_level("INFO", logger="understudy"):
+        assert run.resume(config) == run.DONE
+    assert any("nothing is added" in record.getMessage() for record in caplog.records)
+    same_run(folder / "held", out)
+    state = checkpoint.read_state(out / "checkpoints/step-00000012")
+    assert (state["updates"], state["schedule"]) == ([], RunDir(out).read_record()["order"]["schedule"])
+
+
+def test_updated_run_resumes_on_a_renamed_dataset(folder: Path, tmp_path: Path) -> None:
+    out, config = copied(folder / "grown", tmp_path / "r"), RunDir(folder / "grown").settings()
+    root = str(write(tmp_path / "renamed", MORE))
+    assert run.resume(replace(config, output_dir=str(out), steps=13, data=replace(config.data, root=root))) == run.DONE
 
 
 def test_open_loader_continues_while_the_dataset_grows(tmp_path: Path) -> None:

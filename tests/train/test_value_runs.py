@@ -20,6 +20,8 @@ from understudy.policies.value.config import ValueSettings
 from understudy.rollout.play import rollout_saved_policy
 from understudy.train import run
 from understudy.train.audit import audit_run
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.data.run_data import first_batch
 
 EPISODES = 40
 SUCCESS = [bool(won) for won in np.random.default_rng(3).permutation(EPISODES) % 2]
@@ -86,6 +88,14 @@ def test_account_of_a_value_function_has_no_samples_without_a_return(tmp_path: P
     assert all((samples[episode] > 0) == (episode < 3) for episode in range(6))
     assert result["samples"] + result["not_trained"] == 4 * config.batch_size
     assert result["not_trained"] > 0
+
+
+def test_value_functions_load_one_action_per_sample(outcomes: Path, tmp_path: Path) -> None:
+    config = override(settings(outcomes, tmp_path / "run", 2), data={"chunk_size": None}, val={"every": 0})
+    assert run.train(config) == 0
+    found = RunDir(tmp_path / "run").settings()
+    batch, _ = first_batch(found)
+    assert (found.data.chunk_size, batch["action"].shape[1]) == (1, 1)
 
 
 def test_rollouts_of_a_value_function_are_refused(outcomes: Path, tmp_path: Path) -> None:

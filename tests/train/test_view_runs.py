@@ -32,7 +32,7 @@ def root(tmp_path: Path) -> Path:
 
 def configured(root: Path, out: Path, **changes: object) -> TrainConfig:
     short = {"steps": 4, "checkpoint": {"every": 2}, "val": {"every": 4}, "device": "cpu"}
-    return override(tiny_config(Path(f"{root}#v"), out, **short), data={"val_fraction": 0.1, **changes})
+    return override(tiny_config(Path(f"{root}#v"), out, **short), data={"val_fraction": None, **changes})
 
 
 def test_a_run_on_a_view_is_that_of_its_settings_and_keeps_it(
@@ -95,12 +95,26 @@ def test_views_of_one_dataset_are_sources_of_a_mixture(root: Path, tmp_path: Pat
     assert [str(part.view) for part in data.training] == ["v@1", "w@1"]
 
 
-@pytest.mark.parametrize("changes", [{"val_fraction": 0.2}, {"frame_weights": "", "val_episodes": (1,)}])
-def test_another_split_beside_a_view_is_refused(root: Path, tmp_path: Path, changes: dict[str, object]) -> None:
-    assert main(["select", str(root), "split", "--val-fraction", "0.4", "--val-episodes", "2"]) == 0
-    config = override(tiny_config(root, tmp_path / "r"), data={"val_fraction": 0.1, "root": f"{root}#split", **changes})
-    with refused("split@1", next(name for name in changes if name.startswith("val_")), where=None, fix="view"):
-        open_data(config)
+@pytest.mark.parametrize("view", [("--val-fraction", "0.4"), ("--val-episodes", "2")])
+@pytest.mark.parametrize("changes", [{"val_fraction": 0.2}, {"val_fraction": 0.1}, {"val_episodes": (1,)}])
+def test_another_split_beside_a_view_is_refused(
+    root: Path, tmp_path: Path, view: tuple[str, ...], changes: dict[str, object]
+) -> None:
+    assert main(["select", str(root), "split", *view]) == 0
+    data = {"val_fraction": None, "root": f"{root}#split", **changes}
+    with refused("split@1", *changes, where=None, fix="view"):
+        open_data(override(tiny_config(root, tmp_path / "r"), data=data))
+
+
+def test_the_split_of_a_view_counts_and_the_setting_without_one(root: Path, tmp_path: Path) -> None:
+    assert main(["select", str(root), "split", "--val-fraction", "0.4"]) == 0
+    assert main(["select", str(root), "whole", "--episodes", *map(str, range(10))]) == 0
+    counts = []
+    for name, fraction in (("split", None), ("split", 0.4), ("whole", 0.4), ("whole", 0.1), ("whole", None)):
+        data = {"val_fraction": fraction, "root": f"{root}#{name}"}
+        (part,) = open_data(override(tiny_config(root, tmp_path / "r"), data=data)).validation
+        counts.append(part.num_episodes if part else 0)
+    assert counts == [4, 4, 4, 2, 2]
 
 
 def test_an_update_takes_the_episodes_of_the_version_that_the_run_has(tmp_path: Path) -> None:

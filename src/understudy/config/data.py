@@ -152,9 +152,10 @@ class DataConfig(DatasetConfig):
     camera."""
     chunk_size: Annotated[int, Interval(ge=1, le=2**16)] | None = None
     """Actions per chunk: the policy predicts this many frames ahead, starting with the current one. The default is that
-    of the released weights a run starts from (policy.weights), else 8."""
-    val_fraction: Fraction = 0.1
-    """Share of the episodes for validation, whole episodes only; 0 trains on all."""
+    of the released weights a run starts from (policy.weights), else 8; of a value function, which uses none, 1."""
+    val_fraction: Fraction | None = None
+    """Share of the episodes for validation, whole episodes only; 0 trains on all. The default is that of a view, or
+    else 0.1."""
     normalize: Annotated[Literal["mean_std", "min_max", "quantile"] | None, NORMALIZATION] = None
     """Normalization of the policy's inputs and outputs, per dimension, over the training episodes. The default is the
     policy's: `quantile` for pi05, `min_max` for lerobot-diffusion, `mean_std` for the others."""
@@ -209,7 +210,8 @@ class DataConfig(DatasetConfig):
         """Return the sources; a single dataset as one source."""
         if self.sources:
             return self.sources
-        return (SourceConfig(**{setting.name: getattr(self, setting.name) for setting in fields(DatasetConfig)}),)
+        settings = {setting.name: getattr(self, setting.name) for setting in fields(DatasetConfig)}
+        return (SourceConfig(**settings, val_fraction=self.val_fraction),)
 
     def names(self) -> tuple[str, ...]:
         """Return a unique name for each source: its own, or its folder's with #2, #3 for the next ones."""
@@ -227,13 +229,14 @@ class DataConfig(DatasetConfig):
             names.append(name)
         return tuple(names)
 
+    def share_of(self, source: SourceConfig) -> float:
+        """Return the share of the episodes of a source for validation."""
+        return next(share for share in (source.val_fraction, self.val_fraction, 0.1) if share is not None)
+
     def has_validation(self) -> bool:
         """Return whether any source has validation episodes, or a view that may have some."""
         return any(
-            source.val_episodes
-            or split_view(source.root)[1]
-            or (self.val_fraction if source.val_fraction is None else source.val_fraction)
-            for source in self.mixed()
+            source.val_episodes or split_view(source.root)[1] or self.share_of(source) for source in self.mixed()
         )
 
     def problems(self) -> Iterator[str]:

@@ -303,7 +303,8 @@ class TrainConfig:
         data = replace(
             self.data,
             normalize=self.data.normalize or self.policy.NORMALIZE,
-            chunk_size=self.data.chunk_size or self.policy.stored_chunk() or self.data.actions_per_chunk,
+            chunk_size=self.data.chunk_size
+            or (self.policy.stored_chunk() or self.data.actions_per_chunk if self.policy.ACTS else 1),
         )
         return replace(self, data=data, policy=self.policy.resolved())
 

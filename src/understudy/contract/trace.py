@@ -228,7 +228,7 @@ def _actions(
         for name, (dim, middle, sign) in grippers.items():
             mine, theirs = (_turns(sign * (values[:, dim] - middle)) if values is not None else [] for values in
                             (predicted, recorded))  # fmt: skip
-            matched = sum(any(abs(at - step) <= near and up == rise for at, up in mine) for step, rise in theirs)
+            matched = sum(any(abs(turn - step) <= near and up == rise for turn, up in mine) for step, rise in theirs)
             counts[name] = counts.get(name, np.zeros(3, int)) + np.array([len(mine), len(theirs), matched])
             turns += theirs
         for step, closes in sorted(turns):

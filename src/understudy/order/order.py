@@ -161,7 +161,8 @@ class Order:
 
         Args:
             path: the file.
-            batch_size: samples of a global batch, where the file does not have it, or another.
+            batch_size: samples of a global batch, where the file does not have it, or another: positions keep their
+                samples, and other batches than those of the column `step` are cut, with a warning.
 
         Raises:
             DatasetError: the file is no order, or was changed.
@@ -175,6 +176,8 @@ class Order:
             raise ValueError(
                 f"{path}: has no `step`, or steps of several sizes; give batch_size, the samples of a global batch"
             )
+        if file.has_steps and batch != file.batch_size:
+            warnings.warn(f"{path}: batches of {batch} are not the steps of its column `step`", stacklevel=2)
         if file.facts.get("order"):
             spec = replace(Spec.from_json(file.facts["order"]), batch=batch)
         else:

@@ -18,7 +18,7 @@ from understudy.order_file import GROUP, STRIDE, OrderFile, Samples
 from understudy.progress import Progress
 from understudy.train.account import Account
 from understudy.train.checkpoint.checkpoint import list_steps
-from understudy.train.data.frames_file import TRAINING, VALIDATION
+from understudy.train.data.frames_file import TASK, TRAINING, VALIDATION
 
 _COUNTER = 16  # bytes per frame, about
 
@@ -51,13 +51,15 @@ class FrameCounts:
         self.lengths = np.add.reduceat(held > 0, self.begins[:-1], dtype=np.int64) * (lengths > 0)
         """int64 (E,): frames of each episode that the rows hold."""
         held[:] = 0
+        self.parts = [column[:0] for column in (source, rows, task)]
+        """Rows of one task each, of the episodes in which it changes."""
         self.marks: dict[str, np.ndarray] = {}
         """Marked episodes, bool (E,)."""
         self.first: dict[str, dict[str, Any]] = {}
         """First sample of a marked episode."""
 
     def mark(self, name: str, texts: Sequence[str]) -> list[str]:
-        """Mark episodes, each text "ID", "FIRST-LAST" or "SOURCE:ID"; return the texts that fit no episode.
+        """Mark episodes, each text "ID", "FIRST-LAST" or "SOURCE:ID"; return those that lack episodes.
 
         Raises:
             ConfigError: a text is none of these, or leaves the source open.
@@ -73,7 +75,8 @@ class FrameCounts:
             first, last = int(match["first"]), int(match["last"] or match["first"])
             marked = (self.episode >= first) & (self.episode <= last) & (self.source == numbers[0])
             self.marks[name] |= marked
-            unknown += [text] * (not marked.any())
+            size, held = last - first + 1, int(marked.sum())
+            unknown += [f"{size - held} of {text}" if held else text] * (held < max(1, size))
         return unknown
 
     def count(self, blocks: Iterable[Samples], total: int) -> dict[str, Any]:
@@ -93,7 +96,6 @@ class FrameCounts:
                         self.first[mark] = {"source": self.names[block.source[hit[0]]], **place}
                 progress.update(len(block.weight))
         seconds, table = time.perf_counter() - begin, self.table()
-        tasks, of_task = np.unique(self.task.astype(str), return_inverse=True)
         result: dict[str, Any] = {
             "samples": int(table["samples"].sum()),
             "not_trained": skipped,
@@ -114,11 +116,21 @@ class FrameCounts:
             source: {name: int(column[number]) for name, column in sums.items()}
             for number, source in enumerate(self.names)
         }
-        of_tasks = np.bincount(of_task, table["samples"]).astype(int).tolist()
         return result | {
-            "tasks": dict(zip(tasks.tolist(), of_tasks)),
+            "tasks": self._by_task(table["samples"]),
             "samples_per_s": (result["samples"] + skipped) / max(seconds, 1e-9),
         }
+
+    def _by_task(self, samples: np.ndarray) -> dict[str, int]:
+        """Sum the samples of the episodes (E,) by task, in episodes with several those of their frames."""
+        source, rows, tasks = self.parts
+        row = np.searchsorted(self._keys, source * STRIDE + rows[:, 0])
+        ends = np.minimum(self.begins[row, None] + rows[:, 1:], self.begins[row + 1, None])  # frames may be left out
+        of_parts = np.add.reduceat(self.counts, ends.reshape(-1), dtype=np.int64)[::2] * (ends[:, 0] < ends[:, 1])
+        whole = np.delete(np.arange(len(samples)), row)
+        texts, number = np.unique(np.append(self.task[whole], tasks).astype(str), return_inverse=True)
+        sums = np.bincount(number, np.append(samples[whole], of_parts))
+        return dict(zip(texts.tolist(), sums.astype(int).tolist()))
 
     def table(self) -> dict[str, np.ndarray]:
         """Columns of the episodes; `seen` are frames that were trained on, `most` the samples of one of them."""
@@ -155,6 +167,7 @@ def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict
     state, frames, data = account.state, account.frames, account.state["settings"]["data"]
     part, used = frames["part"], frames["part"] <= VALIDATION
     counts = FrameCounts(list(account.sources), *(frames[name][used] for name in ("source", "rows", "task")))
+    counts.parts = [frames[name][part == TASK] for name in ("source", "rows", "task")]
     roots = [source["root"] for source in data["sources"]] or [data["root"]]
     dataset = np.array([roots.index(place) for place in roots]) * STRIDE  # sources may be parts of one dataset
     episodes, episode = dataset[frames["source"]] + frames["episode"], dataset[counts.source] + counts.episode

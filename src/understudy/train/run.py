@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from understudy.atomic import write_text
@@ -39,7 +40,7 @@ from understudy.train.data.fingerprint import changed_kinds, describe_change
 from understudy.train.data.frames_file import frames_content
 from understudy.train.data.input_contract import with_provenance
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, make_loader, open_data
-from understudy.train.data.updates import changed_episodes, find_appended, recorded_sources, write_update
+from understudy.train.data.updates import changed_episodes, current_spec, find_appended, recorded_sources, write_update
 from understudy.train.loop import gather_weights, library_versions, make_pending_validation, run_steps
 from understudy.train.paths import MOVED, resolve_paths, with_local_files, with_root
 from understudy.train.profiling.peak_check import PeakForecast
@@ -251,11 +252,15 @@ def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainC
         then = resolve_paths(run.located(read_settings((saved or record)["settings"], latest or run.order)))
         present = {"world": mesh.world_size, "versions": library_versions()}
         lines = check_resume(run.root, replace(then, output_dir=config.output_dir), config, saved, present)
-        data = _open_same_data(run, record, saved, config, mesh, "start a new run with another --output-dir")
+        data = _open_same_data(
+            run, record, saved, config, mesh, "restore it, or start a new run with another --output-dir"
+        )
     step = saved["step"] if saved else 0
     appended = mesh.first(lambda: find_appended(config, data, step))
     use = "trained on from here on" if config.data.update else "--data.update takes them"
     lines += [f"{of['name']}: episodes {of['first']} to {of['last']} were appended: {use}" for of in appended]
+    if config.data.update and not appended:
+        lines.append("data.update: no episodes to train on were appended; nothing is added")
     if config.data.update and appended:
         with mesh.together():
             data = open_data(config, [*data.entries(), *appended], mesh.rank == 0)
@@ -288,9 +293,14 @@ def _open_same_data(
         for name in {**before, **now}
         if before.get(name) != now.get(name)
     ]
-    if changes:
-        head = f"{run.root}: the dataset is not the one that the run was started on; {remedy}"
-        raise ConfigError("\n".join([head, *changes, *changed_episodes(run, record, updates, data)]))
+    frames = [int(np.diff(part.epoch_segments[:, 1:]).sum()) for part in data.training]
+    is_whole = frames == [source["frames"] for source in current_spec(record, saved or {})["sources"]]
+    lines = [] if is_whole and not changes else changed_episodes(run, record, updates, data)
+    if changes or lines:
+        head = (
+            f"{run.root}: the dataset must keep the episodes of the run, each under its id, and has changed; {remedy}"
+        )
+        raise ConfigError("\n".join([head, *changes, *lines]))
     if mesh.rank == 0:
         _check_files(run, files, data, config)
     return data

@@ -33,6 +33,7 @@ SETTINGS = (
     *("drop_n_last_frames", "keep_ranges", "keep_rule", "frame_weights", "frame_weights_in"),
 )
 """Names of the settings that a view may have: those of `data` in a run that select."""
+_SPLIT = {"val_episodes", "val_fraction"}
 _COPY = re.compile(r"[0-9a-f]{64}\.(json|parquet)")
 _SAVE = "restore it, or save the view again: understudy select PATH NAME"
 
@@ -66,10 +67,11 @@ class View:
             DatasetError: both have another value of a setting that has no intersection, or no episode is in both.
         """
         merged = dict(beside)
-        for name in self.select.keys() & beside.keys():
-            value, other = self.select[name], beside[name]
+        split = _SPLIT & beside.keys() if _SPLIT & self.select.keys() else set()
+        for name in split | (self.select.keys() & beside.keys()):
+            value, other = self.select.get(name, "another split"), beside[name]
             if other in (None, value, "", (), "window", "both"):  # the defaults
-                merged[name] = value
+                merged[name] = self.select.get(name, other)
             elif name == "exclude_episodes":
                 merged[name] = tuple(sorted({*value, *other}))
             elif name == "where":

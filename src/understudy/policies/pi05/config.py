@@ -341,7 +341,7 @@ class Pi05Settings(TextSettings, PolicySettings):
             return {"data": {"normalize": self.NORMALIZE}}
         share = min(1.0, steps / OPENPI_STEPS)
         schedule = {"warmup_steps": int(OPENPI_WARMUP * share), "decay_steps": min(steps, OPENPI_STEPS)}
-        chunk = {} if self.weights else {"chunk_size": self.preset().chunk}
+        chunk = {} if self.weights or not self.ACTS else {"chunk_size": self.preset().chunk}
         ema = {} if lora_rank else {"ema": OPENPI_EMA}
         return {
             **OPENPI_RUN,

@@ -3,7 +3,7 @@
 A row is a run of frames of an episode of a source. `part` is `TRAINING` (in the sequence of the order, frames with
 copies several times), `VALIDATION`, or `WEIGHT`: from this frame on `weight` is the factor of the loss, 0 without a
 return. `EPISODE` is a whole episode of the dataset, selected or not. `task` is the text of the episode's task; several
-are joined.
+are joined. `TASK` is a run of frames with one task, in the episodes that have several.
 
 An update of a run's data has a file of its own, whose sources continue the numbers.
 """
@@ -18,12 +18,14 @@ import pyarrow.parquet as pq
 
 from understudy.batch_keys import RETURN_IS_PAD
 from understudy.checksums import file_sha256
+from understudy.data.format.catalog import Catalog
+from understudy.data.read.rows import Rows
 from understudy.data.selection.select import EPISODE_STRIDE
 from understudy.errors import ConfigError
 from understudy.order_file import lengths_digest
 from understudy.train.data.run_data import RunData, episodes_within
 
-TRAINING, VALIDATION, WEIGHT, EPISODE = range(4)
+TRAINING, VALIDATION, WEIGHT, EPISODE, TASK = range(5)
 
 
 def frames_content(data: RunData, first: int = 0) -> bytes:
@@ -42,11 +44,13 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
         ids, lengths = episodes_within(training.catalog, data.spans[number])
         whole = np.stack([ids, 0 * ids, lengths], axis=1)
         apart = whole[:0] if (reserved := data.apart[number]) is None else reserved.segments
+        of_tasks, names = _task_runs(training.catalog, np.union1d(training.episodes, apart[:, 0]))
         parts: list[tuple[np.ndarray, Any]] = [
             (training.epoch_segments, 1.0),
             (apart, 1.0),
             (runs, factors),
             (whole, 1.0),
+            (of_tasks, 1.0),
         ]
         for part, (rows, weight) in enumerate(parts):
             ids, inverse = np.unique(rows[:, 0], return_inverse=True)
@@ -56,13 +60,30 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
             columns = dict(zip(("episode", "start", "stop"), np.ascontiguousarray(rows.T)))
             columns |= {"source": np.full(len(rows), number), "part": np.full(len(rows), part)}
             columns["weight"] = np.broadcast_to(weight, len(rows)).astype(np.float32)
-            columns["task"] = pa.array(tasks, pa.string()).take(pa.array(inverse)).dictionary_encode()
+            texts_of_rows = names if part == TASK else pa.array(tasks, pa.string()).take(pa.array(inverse))
+            columns["task"] = texts_of_rows.dictionary_encode()
             tables.append(pa.table(columns))
     facts = zip(data.of, data.training, data.spans, strict=True)  # updates come last
     digests = {data.names[owner]: lengths_digest(training, last) for owner, training, (_, last) in facts}
     content = io.BytesIO()
     pq.write_table(pa.concat_tables(tables).replace_schema_metadata(digests), content, compression="zstd")
     return content.getvalue()
+
+
+def _task_runs(catalog: Catalog, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]:
+    """Return runs [episode, start, stop) of frames with one task, int64 (n, 3), and their texts.
+
+    They are those of the episodes with several tasks among `ids`; rows of other episodes are not read.
+    """
+    episodes, reader = catalog.episodes, Rows(catalog, [], 1 << 26)
+    rows, runs, numbers = episodes.rows_of(ids), [np.empty((0, 3), np.int64)], list[int]()
+    for row in rows[np.diff(episodes.task_offsets)[rows] > 1].tolist():
+        tasks = reader.span(row, "task_index", 0, int(episodes.lengths[row]))[:, 0]
+        starts = np.flatnonzero(np.diff(tasks, prepend=-1))
+        stops = np.append(starts[1:], len(tasks))
+        runs.append(np.stack([np.full(len(starts), episodes.ids[row]), starts, stops], axis=1))
+        numbers += tasks[starts].tolist()
+    return np.concatenate(runs), pa.array([catalog.tasks[number] for number in numbers], pa.string())
 
 
 def read_frames(path: Path, sha256: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:

@@ -286,8 +286,6 @@ def _open_sources(
         place = address, *layout.values()
         if place not in catalogs:
             catalogs[place] = Catalog.open(address, remote, **{name: text or None for name, text in layout.items()})
-        if not data.sources and data.val_fraction != DataConfig.val_fraction:
-            source = replace(source, val_fraction=data.val_fraction)  # a setting beside the view, not the default
         return open_source(source, with_view(catalogs[place], view, entries[number]), data.cameras, entries[number])
 
     return _for_each_source(names, open_one, wrong)
@@ -435,8 +433,8 @@ def dataset_fingerprint(data: RunData) -> dict[str, Any]:
     for number, name in enumerate(data.names):
         of_source = _fingerprint(data.training[number], data.validation[number], data.spans[number])
         if data.sources > 1 or number:
-            of_source["norm head"] = data.heads[data.head_of_source[number]]
-            of_source = {f"{name}: {key}": value for key, value in of_source.items()}
+            head = {"norm head": data.heads[data.head_of_source[number]]} if data.sources > 1 else {}
+            of_source = {f"{name}: {key}": value for key, value in (of_source | head).items()}
         properties |= of_source
     return properties
 

@@ -174,6 +174,13 @@ def _lost_cameras(config: SourceConfig, catalog: Catalog, cameras: Sequence[str]
         yield "; ".join(problems), f"{fix}out by name: --data.cameras {others}"
 
 
+def _lost_episodes(held: Mapping[str, Any], ids: np.ndarray) -> Mistakes:
+    """No episode of a run that is resumed."""
+    if held and not len(ids):
+        problem = f"none of the episodes {held['first']} to {held['last']} of the run is there, or selected"
+        yield problem, "restore them, or start a new run"
+
+
 def _color_cameras(catalog: Catalog) -> list[str]:
     return [key for key in catalog.camera_keys if not catalog.features[key].is_depth]
 
@@ -230,6 +237,7 @@ def split_source(
     held, ids = recorded or {}, usable.episodes
     span, appended = (held.get("first", 0), held.get("last", int(catalog.episodes.ids[-1]))), "of" in held
     ids = ids[slice(*np.searchsorted(ids, [span[0], span[1] + 1]).tolist())]
+    _raise_first(_lost_episodes(held, ids), catalog)
     before = None if appended and "skipped" not in held else recorded
     skipped, notes = skip_incomplete(settings, catalog, ids, own_cameras, source.keys, config.data, before, check_files)
     trained, validated = _split_episodes(config, source, ids, np.array(skipped, np.int64), appended)
@@ -323,7 +331,7 @@ def _split_episodes(
             fix = "leave some to train on"
             raise DatasetError("val_episodes contains all episodes that are used", where=where, fix=fix)
         return trained, validated
-    fraction = config.data.val_fraction if settings.val_fraction is None else settings.val_fraction
+    fraction = config.data.share_of(settings)
     try:
         make = partial(split_episodes, ids, fraction, appended=appended)
         return share(make, ids, fraction, appended, cache=source.catalog.files.cache)

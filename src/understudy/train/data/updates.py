@@ -24,10 +24,11 @@ from understudy.atomic import write_bytes
 from understudy.config.train import TrainConfig
 from understudy.data.format.episode_table import describe_ids
 from understudy.order import Order
+from understudy.plural import plural
 from understudy.records import Record
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.frames_file import EPISODE, frames_content, read_frames
+from understudy.train.data.frames_file import EPISODE, VALIDATION, frames_content, read_frames
 from understudy.train.data.run_data import RunData, dataset_fingerprint, episodes_within, file_digests
 from understudy.train.data.sources import appended_episodes, spell_out
 
@@ -98,15 +99,27 @@ def read_all_frames(
 
 
 def changed_episodes(run: RunDir, record: Record, updates: Sequence[Record], data: RunData) -> list[str]:
-    """Name the episodes of a run that its datasets do not have, or have otherwise."""
+    """Name the episodes of a run that its datasets do not have, have otherwise, or no longer select."""
     frames, lines = read_all_frames(run, record, updates)[0], []
-    for number, (training, span) in enumerate(zip(data.training, data.spans)):
-        rows = frames["rows"][(frames["part"] == EPISODE) & (frames["source"] == number)]
+    for number in np.unique(frames["source"]).tolist():
+        of_source, parts = frames["source"] == number, (data.training[number], data.apart[number])
         before, now = (
             dict(zip(*map(np.ndarray.tolist, pair)))
-            for pair in (rows[:, ::2].T, episodes_within(training.catalog, span))
+            for pair in (
+                frames["rows"][of_source & (frames["part"] == EPISODE), ::2].T,
+                episodes_within(data.training[number].catalog, data.spans[number]),
+            )
         )
-        if changed := sorted(e for e in before | now if before.get(e) != now.get(e)):
-            ids = describe_ids(np.array(changed))
-            lines.append(f"  {data.names[number]}: episodes {ids} were removed, renumbered or changed in length")
+        used = {*frames["episode"][of_source & (frames["part"] <= VALIDATION)].tolist()} & now.keys()
+        changes = {
+            "removed": before.keys() - now.keys(),
+            "inserted": now.keys() - before.keys(),
+            "of another length": {episode for episode in before.keys() & now.keys() if before[episode] != now[episode]},
+            "no longer selected": used.difference(*(part.episodes.tolist() for part in parts if part)),
+        }
+        lines += [
+            f"  {data.names[number]}: {plural(len(ids), 'episode')} {change}: {describe_ids(np.array(sorted(ids)))}"
+            for change, ids in changes.items()
+            if ids
+        ]
     return lines
