@@ -28,6 +28,7 @@ from understudy.config.train import DataConfig, TrainConfig
 from understudy.data.format.features import parse_features
 from understudy.data.selection.where import Where
 from understudy.data.stats import summary
+from understudy.imports.settings import read_mapping
 from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 from understudy.policies.inference import load_policy
 from understudy.train.checkpoint import run_dir
@@ -141,6 +142,21 @@ def test_datasets_page_conditions_are_conditions() -> None:
 def test_normalization_page_has_the_modes_and_the_rows_of_the_code() -> None:
     assert f"{summary.ROWS:,} rows" in DOCS["normalization"]
     assert [mode for mode in get_args(summary.Mode) if f"| `{mode}` |" not in DOCS["normalization"]] == []
+
+
+def test_importing_page_mapping_imports_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    h5py = pytest.importorskip("h5py", reason="needs the extra `import`")
+    monkeypatch.chdir(tmp_path)
+    small, large = blocks("importing", "yaml")
+    Path("arm.yaml").write_text(small)
+    with h5py.File("arm.hdf5", "w") as file:
+        file["camera"] = np.zeros((5, 32, 32, 3), np.uint8)
+        file["joints"], file["commands"] = np.ones((5, 4)), np.ones((5, 4))
+    (command,) = [words for words in commands("importing") if "arm.yaml" in words]
+    assert main.main(command[1:]) == 0
+    assert us.Catalog.open(command[3]).num_frames == 5
+    Path("arm.yaml").write_text(large)
+    assert read_mapping("arm.yaml").fps == 20
 
 
 def test_sensors_page_declares_depth_that_is_read() -> None:

@@ -11,8 +11,11 @@ import pytest
 from PIL import Image
 
 from support.bags import pixels
+from support.refusals import absent, refused
+from understudy.cli import main
 from understudy.cli.data.importing import import_
 from understudy.data.format.catalog import Catalog
+from understudy.errors import ConfigError
 from understudy.imports.recording import RecordingError
 from understudy.imports.settings import ImportConfig
 
@@ -224,7 +227,7 @@ def test_import_names_a_fault_of_a_file(tmp_path: Path, fault: str) -> None:
         if fault == "float":
             mapping = {"features": {"observation.images.a": "obs/v"}, "fps": 20, "task": "t"}
             for name in ("demo_0", "demo_1"):
-                file["data"][name]["obs/v"] = VIDEO / 255.0
+                file["data"][name]["obs/v"] = VIDEO / 2
     kind = {
         "length": "shape",
         "cut": "unreadable",
@@ -284,6 +287,78 @@ def test_import_states_the_episodes_of_a_skipped_recording_that_stay(
     assert "after 1 episode," in capsys.readouterr().out
     (skipped,) = json.loads((tmp_path / "out/meta/import.json").read_text())["skipped"]
     assert skipped["episodes_kept"] == 1
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32", "mask", "bool", "bytes", "first black"])
+def test_import_scales_images_of_0_to_1_by_their_first_episode(tmp_path: Path, kind: str) -> None:
+    masks, black = (VIDEO > 90) * 1.0, np.zeros(VIDEO.shape)
+    stored = {
+        "float64": [VIDEO / 255.0, VIDEO / 255.0],
+        "float32": [(VIDEO / 255.0).astype(np.float32), masks.astype(np.float32)],
+        "mask": [masks, VIDEO / 255.0],
+        "bool": [VIDEO > 90, VIDEO > 90],
+        "bytes": [VIDEO * 1.0, masks],  # whole numbers of 0 to 255 in the first: 1 is nearly black
+        "first black": [black, VIDEO / 255.0],
+    }[kind]
+    for number, images in enumerate(stored):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["v"] = images
+    mapping = {"features": {"observation.images.a": "v"}, "fps": 5, "task": "t"}
+    found = run(tmp_path / "out", tmp_path / "0.h5", tmp_path / "1.h5", mapping=mapping)["observation.images.a"]
+    scale = 1 if kind == "bytes" else 255
+    np.testing.assert_array_equal(found, np.rint(np.concatenate(stored) * float(scale)).astype(np.uint8))
+    content = json.loads((tmp_path / "out/meta/import.json").read_text())
+    assert content["scaled"] == ([] if scale == 1 else ["observation.images.a"])
+
+
+@pytest.mark.parametrize("later", [1.5, -0.25, np.nan, 200.0])
+def test_import_refuses_images_beyond_the_scale_of_the_first_episode(tmp_path: Path, later: float) -> None:
+    images = VIDEO / 255.0
+    for number in range(2):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["v"] = images
+        images[3, 2, 1] = later
+    mapping = {"features": {"observation.images.a": "v"}, "fps": 5, "task": "t"}
+    with pytest.raises(RecordingError) as caught:
+        run(tmp_path / "out", tmp_path / "0.h5", tmp_path / "1.h5", mapping=mapping)
+    error = caught.value
+    assert (error.kind, error.stream, error.time) == ("image", "v", pytest.approx(0.6))
+    assert str(error.where).endswith("1.h5")
+    assert not absent(error.what, f"{later:g}", "0 to 1")
+    assert error.fix
+
+
+@pytest.mark.parametrize("rate", ["20", -5, 0, [20]])
+def test_import_names_a_rate_that_is_none(tmp_path: Path, rate: Any) -> None:
+    robomimic(tmp_path / "a.hdf5", episodes=1)
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        file["data"].attrs["env_args"] = json.dumps({"env_kwargs": {"control_freq": rate}})
+    with pytest.raises(RecordingError) as caught:
+        run(tmp_path / "out", tmp_path / "a.hdf5", task="lift", fps=20)
+    assert (caught.value.kind, str(caught.value.where)) == ("rate", str(tmp_path / "a.hdf5"))
+    assert repr(rate) in caught.value.what
+    assert "source_fps" in caught.value.fix
+    mapping = {"features": {"action": "actions"}, "source_fps": 20, "fps": 20, "task": "t"}
+    assert len(run(tmp_path / "out", tmp_path / "a.hdf5", mapping=mapping)["action"]) == ROWS
+
+
+def test_import_takes_a_demonstration_of_one_frame(tmp_path: Path) -> None:
+    robomimic(tmp_path / "a.hdf5", episodes=2)
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        demo = file["data/demo_0"]
+        for key in ("actions", *(f"obs/{name}" for name in demo["obs"])):
+            first = demo[key][:1]
+            del demo[key]
+            demo[key] = first
+    found = run(tmp_path / "out", tmp_path / "a.hdf5", task="lift")
+    assert found["episode_index"].tolist() == [0] + [1] * ROWS
+    np.testing.assert_array_equal(found["action"][:1], numbers(7)[:1].astype(np.float32))
+    np.testing.assert_array_equal(found["observation.images.agentview"][:1], VIDEO[:1])
+
+
+def test_import_proposes_for_one_source_and_reads_none_of_several(tmp_path: Path) -> None:
+    with refused("a.hdf5, b.hdf5", "--propose", kind=ConfigError):
+        main.read_settings("import", ["a.hdf5", "b.hdf5", "--propose"])
 
 
 def test_import_refuses_video_of_an_odd_size(tmp_path: Path) -> None:

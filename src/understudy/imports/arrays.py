@@ -122,6 +122,9 @@ def hdf5_episodes(path: Path, mapping: ImportMapping) -> tuple[list[Rows], str]:
         if groups:
             layout = "libero" if "obs/agentview_rgb" in data[groups[0]] else "robomimic"
         rate = facts.get("env_args", {}).get("env_kwargs", {}).get("control_freq")
+        if not mapping.source_fps and rate is not None and not (isinstance(rate, int | float) and 0 < rate < np.inf):
+            problem = f"control_freq of env_args is {rate!r}, expected a number of rows per second above 0"
+            raise RecordingError("rate", problem, fix="correct it in the file, or state `source_fps` in a mapping")
         task = "".join(facts.get("problem_info", {}).get("language_instruction", ""))
     size = path.stat().st_size // max(1, len(groups))
     places = {f"{path}, {name}": f"data/{name}" for name in groups} or {str(path): "/"}

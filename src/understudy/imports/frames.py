@@ -47,7 +47,8 @@ def read_frames(
                 for number in [number for number in of_part if number < pick]:
                     del of_part[number]
                 if callable(of_part[pick]):
-                    of_part[pick] = _same_shape(layout, name, to_image(of_part[pick](), parts[name].color))
+                    image = to_image(of_part[pick](), parts[name].color, name in layout.scaled)
+                    of_part[pick] = _same_shape(layout, name, image)
             sample = of_part[pick]
             if after != pick:
                 before, later = (int(timeline.clocks[name][number]) for number in (pick, after))

@@ -24,6 +24,7 @@ class Layout:
         kinds: stream -> type.
         samples: part -> its first sample, an image or numbers.
         images: parts that are images.
+        scaled: those whose arrays are of 0 to 1, and are multiplied by 255.
         linear: parts that are interpolated.
         names: part -> names of its values, None where they are unknown.
     """
@@ -34,6 +35,7 @@ class Layout:
     kinds: dict[str, str]
     samples: dict[str, np.ndarray]
     images: frozenset[str]
+    scaled: frozenset[str]
     linear: frozenset[str]
     names: dict[str, list[str] | None]
 
@@ -50,7 +52,8 @@ def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConf
         raise RecordingError(
             "rate", f"states {rate or 'no'} frames per second", fix="--fps N; --propose prints a bag's rates"
         )
-    samples, names, images = dict[str, np.ndarray](), dict[str, list[str] | None](), set[str]()
+    samples, names = dict[str, np.ndarray](), dict[str, list[str] | None]()
+    images, scaled = set[str](), set[str]()
     resolved: dict[str, list[Part]] = {key: [] for key in mapping.features}
     features: dict[str, dict[str, Any]] = {}
     for key, parts in mapping.features.items():
@@ -60,7 +63,8 @@ def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConf
                     if name != key:
                         raise RecordingError("image", f"is an image, and {key} has other parts")
                     images.add(name)
-                    samples[name], names[name] = to_image(firsts[part.stream], part.color), None
+                    scaled |= {name} if _is_unit(recording, part.stream, firsts[part.stream]) else set()
+                    samples[name], names[name] = to_image(firsts[part.stream], part.color, name in scaled), None
                 else:
                     part = replace(part, joints=joint_names(part, firsts[part.stream]))
                     samples[name] = to_numbers(part, firsts[part.stream])
@@ -92,4 +96,14 @@ def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConf
     features[TIME] = {"dtype": "int64", "shape": (1,)}
     features[AGE] = {"dtype": "int64", "shape": (len(mapping.parts),), "names": list(mapping.parts)}
     kinds = {stream: recording.kinds[stream] for stream in mapping.streams}
-    return Layout(mapping, int(rate), features, kinds, samples, frozenset(images), frozenset(linear), names)
+    return Layout(
+        mapping, int(rate), features, kinds, samples, frozenset(images), frozenset(scaled), frozenset(linear), names
+    )
+
+
+def _is_unit(recording: Recording, stream: str, first: Any) -> bool:
+    """Return whether images are of floats or bools, and all values of the recording are in [0, 1]."""
+    if getattr(getattr(first, "dtype", None), "kind", "") not in ("f", "b"):
+        return False
+    images = (load() for _, _, load in recording.samples([stream]))
+    return all(((image >= 0) & (image <= 1)).all() for image in images)

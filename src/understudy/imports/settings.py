@@ -133,7 +133,7 @@ class ImportConfig:
     mapping: str = ""
     """Mapping file (YAML, TOML or JSON): streams -> features. robomimic, LIBERO, ALOHA and UMI layouts need none."""
     propose: bool = False
-    """Write nothing: print a mapping file for the first source."""
+    """Write nothing: print a mapping file for one source; of a folder, for its first recording."""
     fps: Annotated[int, Interval(ge=1, le=1000)] | None = None
     """Frames per second; the default is that of the mapping, or of the file where it states one."""
     task: str = ""
@@ -158,7 +158,9 @@ class ImportConfig:
         if len(self.paths) < 2 - self.propose:
             return ["paths: required, the recordings and the folder to write: understudy import SOURCE OUT"]
         if self.propose:
-            return []
+            return (
+                ["paths: give one source with --propose, not " + ", ".join(self.paths)] if len(self.paths) > 1 else []
+            )
         out = Path(self.paths[-1])
         errors = [f"paths: {out} exists; name a new folder, nothing is overwritten"] if is_taken(out) else []
         inside = [path for path in self.paths[:-1] if out.resolve().is_relative_to(Path(path).resolve())]

@@ -64,11 +64,11 @@ def make_timeline(layout: Layout, times: Mapping[str, Times], gaps: str, spans: 
     """
     mapping = layout.mapping
     timeline = Timeline({}, [], _check_clocks(mapping.clock, times))
-    ages = {}
+    ages, is_one = {}, all(len(of_stream.log) == 1 for of_stream in times.values())
     for name, part in mapping.parts.items():
         timeline.clocks[name] = times[part.stream].used(mapping.clock) - round(part.delay * NANO)
         steps = np.diff(timeline.clocks[name])
-        if name == TASK or part.max_age:
+        if name == TASK or part.max_age or is_one:
             ages[name] = (part.max_age or np.inf) * NANO
         elif steps.any():
             ages[name] = _USUAL * float(np.median(steps[steps > 0]))

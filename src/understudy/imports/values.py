@@ -26,8 +26,13 @@ def is_image(key: str, value: Any) -> bool:
     return key.startswith("observation.image") or (getattr(value, "ndim", 0) == 3 and value.shape[2] in (1, 3))
 
 
-def to_image(value: Any, color: str = "") -> np.ndarray:
+def to_image(value: Any, color: str = "", is_unit: bool = False) -> np.ndarray:
     """Decode an image.
+
+    Args:
+        value: a message, encoded bytes, or an array.
+        color: sequence of the channels (`Part.color`).
+        is_unit: whether an array is of 0 to 1.
 
     Raises:
         RecordingError: it is not 8-bit color or gray, or is broken.
@@ -39,10 +44,13 @@ def to_image(value: Any, color: str = "") -> np.ndarray:
     pixels = np.asarray(getattr(value, "data", value) if hasattr(value, "format") else value)
     if pixels.ndim == 1:
         return _to_rgb(_from_file(pixels), color == "bgr")  # in ALOHA, with zeros behind
-    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not np.array_equal(pixels, pixels.astype(np.uint8)):
-        problem = f"is {pixels.dtype} {pixels.shape}, expected (height, width, 3 or 1) of 0 to 255"
-        raise RecordingError("image", problem)
-    return _to_rgb(pixels.astype(np.uint8), color == "bgr")
+    is_good = (pixels >= 0) & (pixels <= 1) if is_unit else pixels == pixels.astype(np.uint8)
+    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not is_good.all():
+        odd = "".join(f" with {number:g}" for number in pixels[~is_good][:1])
+        rule = "0 to 1, as in the first recording" if is_unit else "whole numbers of 0 to 255, or of floats of 0 to 1"
+        problem = f"is {pixels.dtype} {pixels.shape}{odd}, expected (height, width, 3 or 1) of {rule}"
+        raise RecordingError("image", problem, fix="write one of both in all recordings, or leave the stream out")
+    return _to_rgb((np.rint(pixels * 255.0) if is_unit else pixels).astype(np.uint8), color == "bgr")
 
 
 def _from_raw(message: Any, encoding: str, color: str) -> np.ndarray:

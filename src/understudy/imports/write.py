@@ -88,7 +88,7 @@ def import_recordings(
             "versions": {"understudy": __version__},
             "mapping": asdict(importer.layout.mapping),
             "rule": _RULE,
-            "linear": sorted(importer.layout.linear),
+            **{name: sorted(getattr(importer.layout, name)) for name in ("linear", "scaled")},
             "gaps": config.gaps,
             "counts": {name: getattr(importer.writer, name) for name in ("episodes", "frames")},
             "unused_streams": sorted(importer.unused),
