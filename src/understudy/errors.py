@@ -64,6 +64,10 @@ class MissingFileError(DatasetError):
     """A file is missing. This is the only failure that can be a valid answer to a question."""
 
 
+class EmptyDatasetError(DatasetError):
+    """A dataset lists no episode, as when its recording has just begun."""
+
+
 class LfsPointerError(DatasetError):
     """The file is a git LFS pointer: a clone has it until the real file is downloaded."""
 

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -14,9 +15,12 @@ from support import recording
 from support.datasets import edit_column
 from support.refusals import refused
 from support.servers import RangeServer
+from support.writable_hub import serve_hub
 from understudy.cli.main import main
+from understudy.data.stats.running import QUANTILES
 from understudy.edit import publish as module
 from understudy.edit.publish import publish
+from understudy.errors import EmptyDatasetError
 
 NAMES = ("arm-1", "arm-2")
 
@@ -103,6 +107,58 @@ def test_publications_append_and_keep_every_earlier_file(folder: Path) -> None:
     assert stats["episode_index"]["max"].tolist() == [7]
 
 
+def test_an_edited_copy_has_the_quantiles_that_a_publication_lacks(folder: Path, tmp_path: Path) -> None:
+    assert main(["edit", str(folder / "two/out"), str(tmp_path / "copy")]) == 0
+    roots = folder / "two/out", tmp_path / "copy"
+    before, after = (us.Catalog.open(root).stats["observation.state"] for root in roots)
+    assert after.keys() - before.keys() == set(QUANTILES)
+    assert after["mean"].tolist() == pytest.approx(before["mean"].tolist())
+
+
+def test_a_push_has_the_views(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+    monkeypatch.chdir(tmp_path)
+    with serve_hub(monkeypatch, tmp_path / "cache"):
+        assert main(["push", str(folder / "two/out"), "--to", "hf://datasets/me/all"]) == 0
+        assert main(["pull", "hf://datasets/me/all"]) == 0
+    assert str(us.Catalog.open("all#early").view) == "early@1"
+    assert content(tmp_path / "all") == content(folder / "two/out")
+
+
+def test_a_writer_without_an_episode_adds_none(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "one", tmp_path / "p", symlinks=True)
+    out, writers = tmp_path / "p/out", [str(tmp_path / "arm-3"), str(folder / "arm-1")]
+    with recording.open_writer(tmp_path / "arm-3") as writer:
+        assert publish(writers[:1], tmp_path / "new") == {"arm-3": 0}
+        assert not os.path.lexists(tmp_path / "new")
+        assert publish(writers, out) == {"arm-3": 0, "arm-1": 1}
+        recording.record(writer, range(2))
+        assert publish(writers, out) == {"arm-3": 2, "arm-1": 0}
+    order = [*FIRST, SECOND[0], (0, range(2))]
+    assert [(e, task, state) for e, _, _, task, state, *_ in content(out)] == expected(order)
+    shutil.rmtree(tmp_path / "arm-3")
+    with recording.open_writer(tmp_path / "arm-3"), refused(where="", kind=EmptyDatasetError):
+        publish(writers, out)  # its published episodes are lost
+    assert whole(out) == 8
+
+
+def test_a_camera_that_a_writer_lacks_is_refused_with_a_way_that_works(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = {key: feature for key, feature in recording.FEATURES.items() if "wrist" not in key}
+    monkeypatch.setattr(recording, "FEATURES", features)
+    with recording.open_writer(tmp_path / "arm-3") as writer:
+        image = np.zeros((32, 32, 3), np.uint8)
+        writer.add_frame({"observation.images.top": image, "observation.state": recording.state(0, 0)}, task="t")
+        writer.save_episode()
+    writers = [str(tmp_path / "arm-3"), str(folder / "arm-1")]
+    with refused("observation.images.wrist", where="arm-3", fix="edit"):
+        publish(writers, tmp_path / "out")
+    words = ["--drop-features", "observation.images.wrist"]
+    assert main(["edit", writers[1], str(tmp_path / "copies/arm-1"), *words]) == 0
+    assert publish([writers[0], str(tmp_path / "copies/arm-1")], tmp_path / "out") == {"arm-3": 1, "arm-1": 4}
+
+
 def test_without_new_episodes_nothing_changes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     link = os.readlink(folder / "two/out")
     assert main(["publish", *(str(folder / name) for name in NAMES), str(folder / "two/out")]) == 0
@@ -183,6 +239,27 @@ def test_kill_at_every_file_operation_leaves_the_old_or_the_new(
         assert whole(copy / "out") == 8
 
 
+def test_kill_of_a_first_publication_is_no_dataset_that_was_moved(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers = [str(folder / name) for name in NAMES]
+    (tmp_path / "p").mkdir()
+    with monkeypatch.context() as patch:
+        _Snapshots(tmp_path / "p", tmp_path / "killed", patch)
+        publish(writers, tmp_path / "p/out")
+    unpublished = [copy for copy in sorted((tmp_path / "killed").iterdir()) if not os.path.lexists(copy / "out")]
+    late = [copy for copy in unpublished if (copy / ".out.versions/000001").exists()]
+    assert len(unpublished) > len(late) > 5
+    for copy in unpublished:
+        assert not module._in_use(copy / "out", copy / ".out.versions")
+    with monkeypatch.context() as patch:
+        _Snapshots(late[-1], tmp_path / "again", patch)  # whose remains the next publication removes
+        publish(writers, late[-1] / "out")
+    assert whole(late[-1] / "out") == 8
+    for copy in (tmp_path / "again").iterdir():
+        assert os.path.lexists(copy / "out") or not module._in_use(copy / "out", copy / ".out.versions")
+
+
 def test_open_readers_go_on(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "one", tmp_path / "p", symlinks=True)
     before = content(folder / "one/out")
@@ -219,7 +296,7 @@ def test_a_reader_that_opens_during_a_publication_has_one_version(
 
 
 def test_every_file_but_views_is_found_without_following_linked_folders(folder: Path) -> None:
-    """As a push to the hub finds them."""
+    """As `hf upload` finds them."""
     catalog = us.Catalog.open(folder / "two/out")
     found = {Path(top, name) for top, _, names in os.walk(folder / "two/out") for name in names}
     used = {folder / "two/out" / catalog.video_path(key, row) for row in range(8) for key in catalog.camera_keys}
@@ -235,9 +312,8 @@ def test_a_dataset_that_was_renamed_keeps_its_files(folder: Path, tmp_path: Path
         publish([str(folder / "arm-2")], tmp_path / "p/out")
     assert content(tmp_path / "p/older") == content(folder / name / "out")
     os.rename(tmp_path / "p/older", tmp_path / "out")  # now it leads nowhere
-    if name == "two":
-        with refused("gone", where="out", fix="00000"):
-            publish([str(folder / "arm-2")], tmp_path / "p/out")
+    with refused("gone", where="out", fix="00000"):
+        publish([str(folder / "arm-2")], tmp_path / "p/out")
 
 
 def test_publications_wait_for_each_other(folder: Path, tmp_path: Path) -> None:

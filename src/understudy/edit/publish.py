@@ -1,8 +1,8 @@
 """Datasets of several writers as one, to which each publication appends their new episodes.
 
     OUT -> .OUT.versions/000002        the dataset: a link, whose replacement is the publication
-    .OUT.versions/000002/              its folder: own meta files, and a link to each of its `files` (the hub's
-                                       client leaves out linked folders)
+    .OUT.versions/000002/              its folder: own meta files, and a link to each of its `files` (`hf upload`
+                                       leaves out linked folders)
     .OUT.versions/files/               files with rows, videos and the episode table, which never change; and views
 
 So every reader finds the earlier version or the new one, also after a kill at any instant, and one that has the earlier
@@ -35,7 +35,7 @@ from understudy.edit.annotations import piece_metadata
 from understudy.edit.features import common_features, common_rate, common_robot, edit_features
 from understudy.edit.plan import Base, Piece, Plan
 from understudy.edit.write_set import write_set
-from understudy.errors import DatasetError
+from understudy.errors import DatasetError, EmptyDatasetError
 from understudy.order_file import lengths_digest
 from understudy.parts import Workers
 
@@ -74,24 +74,33 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
     with _locked(store):
         old = Catalog.open(out) if out.is_symlink() else None
         published = read_json(old.files, LEDGER) if old else {}
-        writers, pieces, added = list(map(Catalog.open, roots)), [], {}
-        for number, (name, writer) in enumerate(zip(names, writers), 1 if old else 0):
+        writers, pieces, added = list[Catalog](), list[Piece](), dict.fromkeys(names, 0)
+        for name, root in zip(names, roots):
+            try:
+                writer = Catalog.open(root)
+            except EmptyDatasetError:  # its recording has just begun
+                if name in published:
+                    raise
+                continue
             if writer.view is not None:
                 raise DatasetError(f"{writer.view} is a view", where=writer.root, fix="publish the whole dataset")
             new = writer.episodes.ids >= _first_new(writer, published.get(name, ""))
             rows = np.flatnonzero(new & (writer.episodes.lengths > 0)).tolist()
+            number = len(writers) + (old is not None)
+            writers.append(writer)
             pieces += [Piece(number, row, 0, int(writer.episodes.lengths[row])) for row in rows]
             added[name], published[name] = len(rows), _digest(writer)
         if pieces:
             plan = _plan(old, writers, pieces, [name for name, count in added.items() for _ in range(count)])
-            _add_version(plan, old, roots, published, store, out, workers or Workers())
+            _add_version(plan, old, published, store, out, workers or Workers())
         return added
 
 
 def _in_use(out: Path, store: Path) -> list[Path]:
-    """Links of other names to the versions of `out`, as after `mv`, and versions that only a link can precede."""
+    """Links of other names to the versions of `out`, as after `mv`, and versions that were published."""
     links = [path for path in out.parent.glob("*") if path.is_symlink() and store.name in Path(os.readlink(path)).parts]
-    return links + [path for path in store.glob("[0-9]*") if path.name != f"{1:06d}"]
+    is_killed = (store / "draft").exists()  # which a version has until it is published
+    return links + [path for path in store.glob("[0-9]*") if not is_killed or path.name != f"{1:06d}"]
 
 
 @contextmanager
@@ -107,8 +116,6 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _digest(writer: Catalog, last: int | None = None) -> str:
     """Digest of the episodes up to an id: "ID", all lengths, and the numbers of the first and of the last episode."""
-    if not writer.num_episodes:
-        return ""
     lengths, numbers = lengths_digest(writer, last), hashlib.sha256()
     count = int(np.searchsorted(writer.episodes.ids, int(lengths.partition(" ")[0]), side="right"))
     keys = numeric_keys(writer)
@@ -134,12 +141,17 @@ def _plan(old: Catalog | None, writers: list[Catalog], pieces: list[Piece], name
         tables = [old.episodes.data, *(videos.files for videos in old.episodes.videos.values())]
         last = max(int((table.chunk * FILES_PER_CHUNK + table.number).max()) for table in tables)
         base = Base(old.num_episodes, old.num_frames, last + 1, old.tasks)
+    try:
+        features, fps, robot = common_features(sources), common_rate(sources), common_robot(sources, "")
+    except DatasetError as error:
+        fix = "publish into another OUT, or a copy of a writer in a folder of its name, made by `understudy edit`: "
+        raise error.replaced(fix=fix + error.fix) from error
     return Plan(
         sources=sources,
         pieces=tuple(pieces),
-        features=common_features(sources),
-        fps=common_rate(sources),
-        robot_type=common_robot(sources, ""),
+        features=features,
+        fps=fps,
+        robot_type=robot,
         metadata=piece_metadata(sources, pieces, {}) | {"writer": names},
         base=base,
     )
@@ -148,7 +160,6 @@ def _plan(old: Catalog | None, writers: list[Catalog], pieces: list[Piece], name
 def _add_version(
     plan: Plan,
     old: Catalog | None,
-    roots: Sequence[str],
     published: dict[str, str],
     store: Path,
     out: Path,
@@ -159,13 +170,13 @@ def _add_version(
     version, draft, files = store / f"{int(before) + 1:06d}", store / "draft", store / "files"
     link = store / "link"
     link.unlink(missing_ok=True)
-    for folder in store.iterdir():  # remains of a kill, and versions that no reader opens any more
+    for folder in sorted(store.iterdir()):  # remains of a kill, the draft last, and versions that no reader opens
         if folder.name not in (before, files.name):
             shutil.rmtree(folder)
     write_set(plan, draft, workers, version.name)
-    now = list(map(Catalog.open, roots))
+    now = {number: Catalog.open(plan.sources[number].root) for number in {piece.source for piece in plan.pieces}}
     for piece in plan.pieces:  # a recorder that joins its files uses their names again
-        source, writer = plan.sources[piece.source], now[piece.source - len(plan.sources)]
+        source, writer = plan.sources[piece.source], now[piece.source]
         if writer.data_path(piece.row) != source.data_path(piece.row):
             raise DatasetError("its files were joined meanwhile", where=source.root, fix="publish again")
     (version / "meta").mkdir(parents=True)

@@ -24,7 +24,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import starts_within
 from understudy.data.format.features import Feature
 from understudy.data.format.recorded_stats import aggregate
-from understudy.errors import DatasetError, MissingFileError, SourceError
+from understudy.errors import DatasetError, EmptyDatasetError, MissingFileError, SourceError
 from understudy.storage.remote_options import RemoteOptions
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
@@ -504,7 +504,7 @@ def test_catalog_info_that_is_no_object(copy: Any, text: str) -> None:
 def test_catalog_wrong_lines_of_episodes(copy: Any, lines: list[str], words: list[str]) -> None:
     root = copy("v2.1")
     (root / "meta/episodes.jsonl").write_text("\n".join(lines))
-    refuse_open(root, "episodes.jsonl", *words)
+    refuse_open(root, "episodes.jsonl", *words, kind=DatasetError if lines else EmptyDatasetError)
 
 
 def test_catalog_forgiven_lines_of_episodes(copy: Any) -> None:

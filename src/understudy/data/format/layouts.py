@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos, starts_within
 from understudy.data.format.features import Feature
 from understudy.data.format.meta_files import integer_column, read_columns, template_or_default
-from understudy.errors import DatasetError
+from understudy.errors import DatasetError, EmptyDatasetError
 from understudy.plural import plural
 from understudy.storage.dataset_root import Files
 
@@ -230,7 +230,7 @@ def _check_episodes(ids: np.ndarray, lengths: np.ndarray, where: str) -> np.ndar
     order = np.argsort(ids, kind="stable")
     fix = "repair or restore this file"
     if len(ids) == 0:
-        raise DatasetError("lists no episode", where=where, fix="record or download the dataset again")
+        raise EmptyDatasetError("lists no episode", where=where, fix="record or download the dataset again")
     if ids[order[0]] < 0:
         raise DatasetError(f"episode id {int(ids[order[0]])} is negative", where=where, fix=fix)
     twice = np.flatnonzero(np.diff(ids[order]) == 0)
