@@ -1,6 +1,7 @@
 """`understudy select` and views: the selection of the settings spelled out, by name, in every tool, unchangeable."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,24 @@ def test_each_change_is_a_version_and_earlier_ones_stay(root: Path, capsys: pyte
     for address in ("v@3", "u"):
         with refused(address, where="d", fix="v"):
             Catalog.open(f"{root}#{address}")
+
+
+def test_a_view_is_printed_as_the_flags_that_make_it(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, condition = root.parent / "keep.json", " or ".join(f"length > {4 + number % 3}" for number in range(60))
+    chosen = {"where": f'{condition} or "it\'s" in task', "episodes": [1, 2, 9], "keep_ranges": keep}
+    capsys.readouterr()
+    save(root, "v", **chosen, keep_rule="start", val_fraction=0.25)
+    words = shlex.split(capsys.readouterr().out.rpartition("; ")[2])
+    assert main(["select", str(root), "again", *words]) == 0
+    assert versions(root, "again")[0]["select"] == versions(root, "v")[0]["select"]
+    capsys.readouterr()
+    monkeypatch.setattr("understudy.cli.data.select._LISTED", 2)
+    save(root, "w", episodes=[9, 2, 5])
+    assert capsys.readouterr().out.endswith("; --episodes 9 2 ... (3 in all)\n")
+    save(root, "u")
+    assert "--" not in capsys.readouterr().out
 
 
 def test_files_of_a_view_cannot_change_unseen(root: Path) -> None:

@@ -19,6 +19,7 @@ from support.refusals import refused, warned
 from understudy.data.stats.running import ImageStatistics
 from understudy.data.write import dataset_files
 from understudy.data.write.writer import EpisodeWriter
+from understudy.errors import MissingFileError
 from understudy.video.reader import open_video
 
 TOP, IMAGE = "observation.images.top", "observation.images.sketch"
@@ -541,6 +542,24 @@ def test_writer_never_puts_an_episode_into_a_file_that_a_reader_opened(
         "chunk-000",
         *(f"file-00{number}.parquet" for number in range(3)),
     ]
+
+
+def test_writer_a_reader_names_files_that_were_joined_meanwhile(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    with EpisodeWriter(root, fps=20, features=FEATURES, codec="libx264") as writer:
+        for episode in range(2):
+            writer.add_frame(frame(np.random.default_rng(episode)), task="go")
+            writer.save_episode()
+        early = us.EpisodeDataset(root)
+    with refused("changed", where="(episode 0)", fix="published", kind=MissingFileError):
+        early[0]
+    with refused("changed", where="(episode 1)", fix="published"):
+        early.video_frames.take(TOP, np.array([1]), np.array([0]))
+    late = us.EpisodeDataset(root)
+    for path in (root / "data").rglob("*.parquet"):
+        path.unlink()  # a file that is lost was not joined
+    with refused(where="(episodes 0 to 1)", fix="restore", kind=MissingFileError):
+        late[0]
 
 
 def test_writer_folders_that_are_not_to_be_touched(tmp_path: Path) -> None:

@@ -1,16 +1,20 @@
 """`understudy select`: saves a selection of a dataset as a view, or lists its views."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from understudy.config.data import SelectionConfig
 from understudy.config.declare import Fraction, Positional
+from understudy.config.help import flag_of
 from understudy.errors import DatasetError
 
 if TYPE_CHECKING:
     from understudy.data.dataset import EpisodeDataset
     from understudy.data.format.catalog import Catalog
+
+_LISTED = 20  # values of a list that are printed
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,18 @@ def select(config: SelectConfig) -> None:
         except DatasetError as error:
             print(f"#{name}: {error}")
             continue
-        print(f"{view.describe(data.num_episodes, len(catalog.episodes))}; {len(data):,} frames; {view.select}"[:400])
+        print(f"{view.describe(data.num_episodes, len(catalog.episodes))}; {len(data):,} frames; {_flags(view.select)}")
     if not names:
         print(f"{catalog.root}: no views")
+
+
+def _flags(select: Mapping[str, Any]) -> str:
+    """Return settings as flags; of a list its first values, and their number."""
+    words = list[str]()
+    for name, value in select.items():
+        values = [shlex.quote(str(item)) for item in (value if isinstance(value, tuple) else (value,))]
+        words += [flag_of(name), *values[:_LISTED], *[f"... ({len(values):,} in all)"] * (len(values) > _LISTED)]
+    return " ".join(words) or "all frames"
 
 
 def _chosen(config: SelectConfig) -> dict[str, Any]:

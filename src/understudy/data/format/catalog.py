@@ -32,7 +32,7 @@ from understudy.data.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy.data.format.sensors import Sensor, read_sensors
 from understudy.data.format.views import View, read_view
 from understudy.dataset_address import split_view
-from understudy.errors import DatasetError
+from understudy.errors import DatasetError, MissingFileError
 from understudy.hub.ids import model_id, near_path
 from understudy.plural import plural
 from understudy.storage.dataset_root import Files
@@ -234,6 +234,21 @@ class Catalog:
             problem = f"episode {int(self.episodes.ids[row])} names no video of {camera}"
             raise DatasetError(problem, where=self.root, fix=f"leave the episode out, or the key {camera!r}")
         return self.videos(camera).files.find(self.files, file)
+
+    def explain_missing(self, error: MissingFileError, row: int, camera: str = "") -> MissingFileError:
+        """Return the error of the file of a table row, or another one if its recorder has joined it with others."""
+
+        def place(catalog: Catalog) -> tuple[int, int]:
+            table, file = catalog.episodes.data, catalog.episodes.data_file[row]
+            if camera:
+                table, file = catalog.videos(camera).files, catalog.videos(camera).file[row]
+            return int(table.chunk[file]), int(table.number[file])
+
+        with suppress(DatasetError, IndexError):
+            if place(Catalog.open(self.root, self.files.options)) != place(self):
+                problem = "the dataset changed while it was read: its recorder joined this file with others"
+                return error.replaced(what=problem, fix="start again, on a finished or a published dataset")
+        return error
 
     def videos(self, camera: str) -> Videos:
         """Video files of one camera, and the place of each episode in them."""

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import DEFAULTS, INDEX_KEYS, Feature
-from understudy.errors import DatasetError
+from understudy.errors import DatasetError, MissingFileError
 from understudy.lru import LRUCache
 from understudy.plural import plural
 from understudy.storage.dataset_root import with_location
@@ -278,7 +278,11 @@ class Rows(ProcessLocal):
             for key in dict.fromkeys([*self.keys, *INDEX_KEYS])
         }
         with with_location(where):
-            table = catalog.files.table(path, list(dict.fromkeys(name for names in stored.values() for name in names)))
+            needed = list(dict.fromkeys(name for names in stored.values() for name in names))
+            try:
+                table = catalog.files.table(path, needed)
+            except MissingFileError as error:
+                raise catalog.explain_missing(error, first) from error
         columns: dict[str, Column] = {}
         lacking: list[str] = []
         for key, names in stored.items():

@@ -188,8 +188,9 @@ class VideoFrames(ProcessLocal):
         try:
             source = files.source(path)
         except MissingFileError as error:
-            fix = f"restore it, or leave the key {camera!r} out"
-            raise DatasetError("this video is not there", where=where, fix=fix) from error
+            explained = self.catalog.explain_missing(error, row, camera)
+            fix = f"restore it, or leave the key {camera!r} out" if explained is error else explained.fix
+            raise DatasetError(explained.what, where=where, fix=fix) from error
         except DatasetError as error:
             raise error.replaced(where=where) from error
         with with_location(where):
