@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -126,26 +127,36 @@ from understudy.parts import Workers
 if __name__ == "__main__":
     calls, folder = map(Path, sys.argv[1:])
     with Workers(2, folder=folder) as workers:
-        print(list(workers.run(Squares(calls, slow=0.3), [(n,) for n in range(8)])))
+        print(list(workers.run(Squares(calls, slow=0.05, held=(5, 6, 7)), [(n,) for n in range(8)])))
 """
 
 
+@pytest.mark.parametrize("wait_for", [1, 5])  # with the second, both processes wait in a part
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_killed_driver_leaves_no_process_and_continues(calls: Path, tmp_path: Path, number: int) -> None:
-    script = tmp_path / "driver.py"
+def test_a_killed_driver_leaves_nothing_and_continues(
+    calls: Path, tmp_path: Path, number: int, wait_for: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tempfile.mkdtemp()  # tmp_path is too long for a socket
+    monkeypatch.setenv("TMPDIR", temporary)
+    script, hold = tmp_path / "driver.py", tmp_path / "hold"
     script.write_text(DRIVER)
+    hold.touch()
     command = [sys.executable, str(script), str(calls), str(tmp_path / "work")]
     driver = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    while not list(tmp_path.glob("work/*.part")):
+    while len(list(tmp_path.glob("work/*.part"))) < wait_for:
         assert driver.poll() is None
         time.sleep(0.02)
-    workers = {int(path.name.split(".")[1]) for path in calls.iterdir()}
+    processes = forked([driver.pid])
+    processes += forked(processes)
     driver.send_signal(number)
     assert driver.wait(60) != 0
     deadline = time.monotonic() + 60
-    while alive := [worker for worker in workers if Path(f"/proc/{worker}/exe").exists()]:
+    while alive := [process for process in processes if Path(f"/proc/{process}/exe").exists()]:
         assert time.monotonic() < deadline, alive
         time.sleep(0.02)
+    os.rmdir(temporary)
+    hold.unlink()
+    monkeypatch.delenv("TMPDIR")
     done = len(list(tmp_path.glob("work/*.part")))
     before = len(list(calls.iterdir()))
     answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -5,11 +5,14 @@ processes, and a part whose process was killed is computed again. With a folder 
 hash of all that the result depends on: a later call with the same work continues there.
 """
 
+import atexit
 import ctypes
 import hashlib
 import logging
 import multiprocessing
+import os
 import pickle
+import shutil
 import signal
 import sys
 import time
@@ -97,6 +100,16 @@ class Workers:
             self._engine.close()
             self._engine = None
 
+    def _started(self) -> "_Processes | _Cluster":
+        if self._engine is None:
+            self._engine = _Cluster(self._ray) if self._ray else _Processes(self._count)
+        return self._engine
+
+    @property
+    def most(self) -> int:
+        """Most parts to compute at a time."""
+        return 1 if self._is_here else self._started().most
+
     def run(
         self, work: Work, parts: Sequence[Part], done: Callable[[Part], None] = lambda part: None
     ) -> Iterator[tuple[Part, Any]]:
@@ -156,9 +169,7 @@ class Workers:
             return
         if not parts:
             return
-        if self._engine is None:
-            self._engine = _Cluster(self._ray) if self._ray else _Processes(self._count)
-        engine, singles = self._engine, dict[int, list[Any]]()
+        engine, singles = self._started(), dict[int, list[Any]]()
         engine.start(work)
         waiting = deque[_Task]((number, None, part) for number, part in enumerate(parts))
         while waiting or engine.running:
@@ -184,9 +195,16 @@ _Task = tuple[int, int | None, Part]
 """Number of a part, place of an item in it or None for all of them, and these items."""
 
 
+def _fork_server() -> Any:
+    """Facts of the fork server that this process has, is, or was forked from; None without one."""
+    return getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+
+
 def _serve(connection: Connection) -> None:
     """Compute parts until the connection ends; on Linux a death of the command ends this process at once."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if (server := _fork_server()) is not None and server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)  # the server ends when all processes with it have ended
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG: the fork server dies with the command
     work: Any = None
@@ -217,6 +235,14 @@ def _result(answer: bytes) -> Any:
     if not is_result:
         raise content
     return content
+
+
+@atexit.register
+def _remove_socket() -> None:
+    """Remove the folder of the socket at the end of a fork server, whose command may have been killed."""
+    server = _fork_server()
+    if server is not None and server._forkserver_pid is None and server._forkserver_address:
+        shutil.rmtree(os.path.dirname(server._forkserver_address), ignore_errors=True)
 
 
 class _Processes:

@@ -97,6 +97,8 @@ def test_each_depth_reads_no_more_than_it_says(tmp_path: Path) -> None:
         {"data_files", "rows"},
         {"data_files", "rows", "videos", "images"},
     ]
+    report = check_dataset(tmp_path / "d")
+    assert f"{report.read['images']} images of {report.frames}" in format_report(report)
     facts = contents(tmp_path / "d", "metadata")
     assert (facts["columns"], facts["videos"], len(facts["features"]) > 2) == ({}, {}, True)
 

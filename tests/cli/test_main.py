@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import warnings
@@ -488,6 +489,7 @@ def test_train_without_memory_leaves_a_folder_for_another_try(
     ("error", "code"),
     [
         (KeyboardInterrupt(), main.INTERRUPTED),
+        (KeyboardInterrupt(signal.SIGTERM), 143),
         (OSError(28, "No space left on device"), main.FAILED),
         (MemoryError(), main.FAILED),
     ],

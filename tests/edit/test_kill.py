@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,25 @@ def test_create_folder_shows_nothing_before_the_end_and_keeps_another(tmp_path: 
     with pytest.raises(ValueError), create_folder(tmp_path / "failed"):
         raise ValueError
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "late"]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_sigterm_leaves_nothing_and_exits_with_143(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tempfile.mkdtemp()
+    monkeypatch.setenv("TMPDIR", temporary)
+    write_dataset(tmp_path / "source", Spec("v3.0", lengths=(90,) * 4, gop=30))
+    words = ["edit", str(tmp_path / "source"), str(tmp_path / "out"), "--codec", "libx264", "--workers", str(workers)]
+    command = subprocess.Popen([sys.executable, "-m", "understudy", *words], stdout=subprocess.DEVNULL)
+    while command.poll() is None and not list(tmp_path.glob(".out-*/new/.parts")):
+        time.sleep(0.01)
+    command.terminate()
+    code = command.wait(60)
+    assert code in (143, 0)  # 0: it was done before
+    os.rmdir(temporary)
+    assert {path.name for path in tmp_path.iterdir()} <= {"source", "out"}
+    assert code == 143 or (tmp_path / "out").exists()
 
 
 def edit_in_a_process(source: Path, out: Path, wait: float, start: Any, answers: Any) -> None:

@@ -23,6 +23,7 @@ class Squares:
         once: numbers that end it the first time.
         wrong: numbers that are an error.
         slow: seconds for each part.
+        held: numbers that wait as long as there is a file `hold` beside the folder.
         setting: a value that results depend on.
     """
 
@@ -31,6 +32,7 @@ class Squares:
     once: tuple[int, ...] = ()
     wrong: tuple[int, ...] = ()
     slow: float = 0.0
+    held: tuple[int, ...] = ()
     setting: int = 0
 
     def __call__(self, part: Part) -> list[int]:
@@ -42,6 +44,8 @@ class Squares:
         if set(part) & set(self.wrong):
             raise ValueError(name)
         time.sleep(self.slow)
+        while set(part) & set(self.held) and self.folder.with_name("hold").exists():
+            time.sleep(0.01)
         return [number**2 for number in part]
 
     def depends_on(self, part: Part) -> Any:

@@ -99,6 +99,9 @@ def _encoding(catalog: Catalog, files: list[VideoFile], camera: str) -> dict[str
 def format_report(report: Report, limit: int = 40) -> str:
     """Format a report: contents, findings with place and fix (at most `limit` of each severity), and their counts."""
     read = ", ".join(plural(count, name.replace("_", " ").removesuffix("s")) for name, count in report.read.items())
+    if "images" in report.read:  # the last
+        cameras = sum(feature["camera"] for feature in report.contents["features"].values())
+        read += f" of {report.frames * cameras:,}"
     lines = [report.root, *_format_contents(report)] if report.contents else [report.root, "  LeRobot format unknown"]
     lines.append(f"read {read or 'metadata'}")
     for severity in SEVERITIES:

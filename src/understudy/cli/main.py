@@ -4,17 +4,19 @@
     1    failed
     2    wrong input: unusable settings or an unusable dataset
     75   stopped by a signal with a checkpoint: `understudy resume` continues (schedulers may requeue)
-    130  interrupted with nothing to save
+    130  interrupted with nothing to save; 143 by SIGTERM, of a command that divides its work (`--workers`)
 
 The commands are in `commands.py`.
 """
 
 import os
 import re
+import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from understudy.cli.commands import COMMANDS, LESS_MEMORY, LOADING
@@ -125,6 +127,8 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
         asks_help = not {"-h", "--help"}.isdisjoint(arguments)
         require("train", *([] if asks_help else [command.extra]))  # settings need the first
         from understudy.config.schema import dump_yaml
+        from understudy.config.workers import WorkersConfig
+        from understudy.distributed.signals import interrupted_by_sigterm
         from understudy.progress import show_log
 
         show_log()
@@ -148,7 +152,8 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
             from understudy.load.malloc import keep_freed_memory
 
             keep_freed_memory()
-        return int(command.function()(settings) or 0)
+        with interrupted_by_sigterm() if isinstance(settings, WorkersConfig) else nullcontext():
+            return int(command.function()(settings) or 0)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output is gone
         return FAILED
@@ -158,7 +163,7 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
         message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or "not enough memory"
         print(f"understudy {name}{_rank()}: {redact(message)}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
-            return INTERRUPTED
+            return 143 if error.args == (signal.SIGTERM,) else INTERRUPTED
         return WRONG_INPUT if is_wrong_input(error) else FAILED
     except Exception as error:
         missing = describe_missing(error) if isinstance(error, ImportError) else None

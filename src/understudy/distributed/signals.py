@@ -44,6 +44,24 @@ class Stop:
 
 
 @contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Raise KeyboardInterrupt at SIGTERM, once, with the number of the signal: the block ends as at Ctrl-C."""
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleanup
+        raise KeyboardInterrupt(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def stop_signals(*, at_once: bool = False) -> Iterator[Stop]:
     """Handle SIGTERM, SIGINT and SIGUSR1 as stop requests within this context.
 

@@ -2,18 +2,16 @@
 
 import atexit
 import os
-import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from understudy.config.declare import Ge, Interval, Positional
+from understudy.distributed.signals import interrupted_by_sigterm
 from understudy.errors import ConfigError
 from understudy.optional_packages import require
 from understudy.plural import plural
@@ -83,7 +81,7 @@ def view(config: ViewConfig) -> None:
         _record(config)
         return
     run = RunDir(Path(config.path))
-    with stopped_by_signals():
+    with suppress(KeyboardInterrupt), interrupted_by_sigterm():
         if not run.config.is_file() or (run.root / INFO).is_file():
             if config.checkpoint != "latest":
                 raise ConfigError(f"checkpoint: {config.path} is no run; it is a setting of runs")
@@ -170,25 +168,6 @@ def _serve(viewer: "Viewer", config: ViewConfig) -> None:
         if config.browser:
             _open_browser(server.url)
         server.serve_forever()
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[None]:
-    """End the block at Ctrl-C or SIGTERM, without an error."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    except KeyboardInterrupt:
-        pass
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _open_browser(url: str) -> None:
