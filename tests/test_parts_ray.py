@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ from support.datasets import Spec, write_dataset
 from support.edited import content, edit
 from support.part_work import SlowNode, Squares
 from support.processes import ray_workers
+from support.s3 import s3_bucket, upload, uploaded
 from understudy.check.examine import check_dataset
+from understudy.edit import videos, write_set
 from understudy.parts import Lost, Part, Workers
 
 ray = pytest.importorskip("ray")
@@ -88,6 +91,37 @@ def test_cluster_edits_and_checks_as_one_process(cluster: Any, tmp_path: Path) -
         report = check_dataset(tmp_path / "many", "all", workers=workers)
     assert report.findings == check_dataset(tmp_path / "many", "all").findings
     assert content(tmp_path / "many") == content(tmp_path / "one")
+
+
+def test_cluster_edits_into_a_bucket_as_one_process(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    settings: dict[str, Any] = {"codec": "libx264", "gop": 3}
+    write_dataset(source, Spec("v3.0", lengths=(30, 41, 22, 35, 28, 33), gop=4))
+    for name, value in {"FILES": 2, "PART_IMAGES": 1, "PARTS_OF_PROCESS": 1}.items():
+        monkeypatch.setattr(videos, name, value)
+    for name in ("DATA_MB", "VIDEO_MB"):
+        monkeypatch.setattr(write_set, name, 0.01)
+    edit(source, tmp_path / "one", **settings)
+    killed, is_done = list[int](), threading.Event()
+
+    def kill_one() -> None:
+        while not killed and not is_done.wait(0.01):
+            for worker in ray_workers()[:1]:
+                os.kill(worker, signal.SIGKILL)
+                killed.append(worker)
+
+    with s3_bucket("sets") as options, Workers(ray=cluster.address, folder=tmp_path / "work") as workers:
+        killer = threading.Thread(target=kill_one)
+        killer.start()
+        try:
+            upload([source], "s3://sets/out", options, workers, **settings)
+        finally:
+            is_done.set()
+            killer.join()
+        assert uploaded(options, "s3://sets/out") == content(tmp_path / "one")
+    assert len(killed) == 1
 
 
 DRIVER = """

@@ -1,7 +1,6 @@
 """Edits into a bucket of a real local S3 server: equal bytes, kills, refusals, failures of the server."""
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -12,13 +11,16 @@ from typing import Any
 
 import pytest
 
+from support import s3
 from support.datasets import Spec, write_dataset
 from support.edited import content, edit
 from support.refusals import refused
-from understudy.cli.data.edit import EditConfig, SegmentConfig, make_plans
+from support.s3 import SECRET, bucket_files, s3_bucket, uploaded
+from understudy.cli.data.edit import EditConfig, SegmentConfig
 from understudy.cli.data.score import ScoreConfig
 from understudy.data.format.catalog import Catalog
 from understudy.edit import videos, write_set
+from understudy.edit.videos import JoinPieces
 from understudy.edit.write_set import Written, write_outputs
 from understudy.errors import SourceError
 from understudy.parts import Workers
@@ -28,7 +30,6 @@ from understudy.storage.remote_options import RemoteOptions, RetryPolicy
 
 CAMERAS = ("observation.images.top", "observation.images.wrist")
 ENCODED: dict[str, Any] = {"codec": "libx264", "gop": 3, "cameras": CAMERAS[:1]}
-SECRET = "secret-word"
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +41,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def options() -> Iterator[RemoteOptions]:
-    fsspec, moto = pytest.importorskip("fsspec"), pytest.importorskip("moto.server")
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    access = {"key": "who", "secret": SECRET, "endpoint_url": f"http://{host}:{port}"}
-    fsspec.filesystem("s3", **access).mkdir("sets")
-    yield RemoteOptions(storage_options=access, retry=RetryPolicy(deadline=20, initial_backoff=0.001, max_backoff=0.01))
-    server.stop()
+    with s3_bucket("sets") as options:
+        yield options
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of one or two episodes, and two of them on the disk at a time."""
+    """Files of one or two episodes, and two of them on the disk at a time; a part of one episode."""
+    monkeypatch.setattr(videos, "PARTS_OF_PROCESS", 1)
     monkeypatch.setattr(videos, "PART_IMAGES", 1)
     monkeypatch.setattr(videos, "FILES", 2)
     monkeypatch.setattr(write_set, "PART_ROWS", 1)
@@ -72,28 +67,9 @@ def local(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
     return content(out)
 
 
-def files(options: RemoteOptions, address: str) -> dict[str, bytes]:
-    import fsspec
-
-    fs = fsspec.filesystem("s3", **options.storage_options)
-    fs.invalidate_cache()
-    prefix = f"{address.removeprefix('s3://')}/"
-    return {path.removeprefix(prefix): fs.cat_file(path) for path in fs.find(prefix)}
-
-
 def upload(source: Path, address: str, options: RemoteOptions, work: Path, count: int = 1, **more: Any) -> Written:
-    out, config = Bucket(address, options), EditConfig(paths=(str(source), address), **{**ENCODED, **more})
-    plans = make_plans(config, [Catalog.open(source)], out)
     with Workers(count, folder=work) as workers:
-        return write_outputs(plans, out, ["understudy", "edit"], workers)[""]
-
-
-def uploaded(options: RemoteOptions, address: str) -> dict[str, bytes]:
-    """All files but the command; compare with `content`."""
-    there = files(options, address)
-    origin = json.loads(there.pop("meta/edit.json"))
-    del origin["command"]
-    return there | {"origin": json.dumps(origin).encode()}
+        return s3.upload([source], address, options, workers, **{**ENCODED, **more})
 
 
 @pytest.mark.parametrize(("count", "skip_bad"), [(1, False), (2, False), (1, True)])
@@ -120,10 +96,35 @@ def test_the_disk_holds_few_files_and_no_credentials(
         held.append(sum(path.suffix == ".mp4" and "new" in path.parts and ".parts" not in path.parts for path in kept))
         move(self, path)
 
+    encoded: list[int] = []
+    join = JoinPieces.compute
+
+    def count(self: JoinPieces, item: Any) -> Any:
+        encoded.append(len(list(tmp_path.rglob(".parts/**/*.mp4"))))
+        return join(self, item)
+
     monkeypatch.setattr(Bucket, "move", watch)
+    monkeypatch.setattr(JoinPieces, "compute", count)
     upload(source, "s3://sets/few", options, tmp_path / "work")
-    assert 0 < max(held) <= 2 < sum(name.startswith("videos/") for name in files(options, "s3://sets/few")) - 1
-    assert not [name for name, data in files(options, "s3://sets/few").items() if SECRET.encode() in data]
+    assert max(encoded) == 2  # of three episodes, those of two files
+    assert 0 < max(held) <= 2 < sum(name.startswith("videos/") for name in bucket_files(options, "s3://sets/few")) - 1
+    assert not [name for name, data in bucket_files(options, "s3://sets/few").items() if SECRET.encode() in data]
+
+
+def test_files_of_a_merge_of_two_stream_settings_are_those_of_a_local_edit(
+    options: RemoteOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = [tmp_path / "small", tmp_path / "large"]
+    write_dataset(sources[0], Spec("v3.0", lengths=(4, 5), cameras=CAMERAS[:1], gop=4))
+    write_dataset(sources[1], Spec("v3.0", lengths=(90, 90), cameras=CAMERAS[:1], gop=4, b_frames=2))
+    monkeypatch.setattr(videos, "FILES", 1)
+    # The first file has all episodes of the first source, and is full last.
+    monkeypatch.setattr(write_set, "VIDEO_MB", sum(path.stat().st_size for path in sources[0].rglob("*.mp4")) / 1e6)
+    out = edit(*sources, tmp_path / "out")[""]
+    assert out.videos[CAMERAS[0]].file == [0, 0, 1, 2]
+    with Workers(folder=tmp_path / "work") as workers:
+        s3.upload(sources, "s3://sets/merged", options, workers)
+    assert uploaded(options, "s3://sets/merged") == content(tmp_path / "out")
 
 
 def test_cut_edits_show_no_dataset_and_continue_without_a_second_upload(
@@ -146,7 +147,7 @@ def test_cut_edits_show_no_dataset_and_continue_without_a_second_upload(
     for _ in range(len(cuts) - 1):
         with pytest.raises(KeyboardInterrupt):
             upload(source, "s3://sets/cut", options, tmp_path / "work")
-        there = files(options, "s3://sets/cut")
+        there = bucket_files(options, "s3://sets/cut")
         assert "meta/info.json" not in there
         assert sum(name.startswith(MARK) for name in there) == 1
     upload(source, "s3://sets/cut", options, tmp_path / "work")
@@ -187,7 +188,7 @@ def test_killed_edit_continues(
     words = [str(source), str(tmp_path / "work"), json.dumps(options.storage_options), "4"]
     done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert "meta/info.json" not in files(options, "s3://sets/killed")
+    assert "meta/info.json" not in bucket_files(options, "s3://sets/killed")
     upload(source, "s3://sets/killed", options, tmp_path / "work")
     assert uploaded(options, "s3://sets/killed") == local
 
@@ -203,7 +204,7 @@ def test_bucket_with_files_is_refused_before_work(source: Path, options: RemoteO
     fs.pipe_file(f"sets/marked/{MARK}of-another", b"")
     with refused("mine.txt", where="sets/marked", fix="empty"):
         upload(source, "s3://sets/marked", options, tmp_path / "work-2")
-    assert files(options, "s3://sets/full") == {"mine.txt": b"mine"}
+    assert bucket_files(options, "s3://sets/full") == {"mine.txt": b"mine"}
 
 
 @pytest.mark.parametrize("change", ["replaced", "added"])
@@ -222,7 +223,7 @@ def test_file_changed_by_others_is_named_and_no_dataset_appears(
     monkeypatch.setattr(bucket, "_upload", meddle)
     with refused(where="parquet", fix="--work"):
         upload(source, address, options, tmp_path / "work")
-    assert "meta/info.json" not in files(options, address)
+    assert "meta/info.json" not in bucket_files(options, address)
 
 
 @pytest.mark.parametrize("failures", [3, 1000])

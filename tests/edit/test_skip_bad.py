@@ -89,6 +89,23 @@ def test_command_names_bad_episodes_and_exits_with_1(
     printed = json.loads(capsys.readouterr().out)
     assert [bad["episode"] for bad in printed["skipped"]] == [1, 2, 3, 4]
     assert printed["episodes"] == 2
-    with refused(where=""):
-        edit(sources["bad"], tmp_path / "none", episodes=("1-4",), skip_bad=True)
-    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("episodes", ["1-4", "2,3", "2"])
+def test_an_output_of_bad_episodes_alone_is_refused_with_their_ids(
+    sources: dict[str, Path], tmp_path: Path, episodes: str
+) -> None:
+    named = episodes.replace(",", ", ")
+    with refused(named):
+        edit(sources["bad"], tmp_path / "out", episodes=(episodes,), skip_bad=True)
+    with refused("val", named):
+        edit(sources["bad"], tmp_path / "out", split=("train=0,5", f"val={episodes}"), skip_bad=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("settings", [{}, ENCODED], ids=["copied", "encoded"])
+def test_a_damaged_packet_is_named_with_its_file_and_episode(
+    sources: dict[str, Path], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    with refused("frame", where="episode_000004.mp4 (episode 4)"):
+        edit(sources["bad"], tmp_path / "out", episodes=("0", "4"), **settings)

@@ -1,7 +1,6 @@
 """Edits by several processes: the bytes of one process, kills of processes and of the command, poisoned episodes."""
 
 import json
-import logging
 import os
 import random
 import signal
@@ -19,6 +18,7 @@ from support.edited import content, edit, episode
 from support.part_work import DeadlyEncoding
 from support.processes import processes_of
 from support.refusals import refused
+from support.s3 import SECRET, s3_bucket
 from understudy.check.examine import check_dataset
 from understudy.cli.data.edit import EditConfig, make_plans
 from understudy.data.format.catalog import Catalog
@@ -165,25 +165,18 @@ def test_work_folder_of_another_output_is_refused(source: Path, tmp_path: Path) 
 def test_a_dataset_in_a_bucket_is_edited_and_checked_as_a_local_one(
     source: Path, tmp_path: Path, small_parts: None
 ) -> None:
-    fsspec, moto = pytest.importorskip("fsspec"), pytest.importorskip("moto.server")
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        options = {"key": "who", "secret": "secret-word", "endpoint_url": f"http://{host}:{port}"}
-        fsspec.filesystem("s3", **options).mkdir("set")
-        fsspec.filesystem("s3", **options).put(f"{source}/", "set/source/", recursive=True)
-        remote = Catalog.open("s3://set/source", RemoteOptions(storage_options=options, cache=str(tmp_path / "cache")))
+    with s3_bucket("set") as options:
+        import fsspec
+
+        fsspec.filesystem("s3", **options.storage_options).put(f"{source}/", "set/source/", recursive=True)
+        remote = Catalog.open("s3://set/source", RemoteOptions(options.storage_options, str(tmp_path / "cache")))
         out = tmp_path / "out"
         plans = make_plans(EditConfig(("s3://set/source", str(out)), **ENCODED), [remote], out)
         with Workers(2, folder=tmp_path / "work") as workers:
             write_outputs(plans, out, ["edit"], workers)
         with Workers(2, folder=tmp_path / "check") as workers:
             report = check_dataset(remote, "all", workers=workers)
-        assert not [path for path in (tmp_path / "check").iterdir() if b"secret-word" in path.read_bytes()]
-    finally:
-        server.stop()
+        assert not [path for path in (tmp_path / "check").iterdir() if SECRET.encode() in path.read_bytes()]
     edit(source, tmp_path / "local", **ENCODED)
     there, here = content(out), content(tmp_path / "local")
     assert {**there, "origin": b""} == {**here, "origin": b""}

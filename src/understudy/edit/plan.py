@@ -228,32 +228,30 @@ def write_files(
     plan: Plan,
     workers: Workers,
     work: PlanWork,
-    files: Sequence[Sequence[int]],
+    files: Sequence[tuple[int, Sequence[int]]],
     bad: Bad,
     done: Callable[[Part], None] = lambda part: None,
-    start: int = 0,
-) -> Iterator[tuple[Sequence[int], Any]]:
-    """Write files of pieces; yield pieces and result of each, up to the first error. Then try each piece of such files.
+) -> Iterator[tuple[tuple[int, Sequence[int]], Any]]:
+    """Write files of pieces; yield file and result of each, up to the first error. Then try each piece of such files.
 
     Args:
         plan: the output.
         workers: processes.
         work: writes (number of a file, its pieces).
-        files: pieces of each file.
+        files: number and pieces of each file.
         bad: receives the pieces that cannot be written; files above the last one then have other pieces.
         done: called with each finished part.
-        start: number of the first file.
 
     Raises:
         DatasetError: a file cannot be written, and each of its pieces can.
     """
-    parts: list[Part] = [((number, tuple(members)),) for number, members in enumerate(files, start)]
+    parts: list[Part] = [((number, tuple(members)),) for number, members in files]
     failed = []
-    for (_, members), result in run_plan(plan, workers, work, parts, done):
+    for (file, members), result in run_plan(plan, workers, work, parts, done):
         if isinstance(result, DatasetError):
             failed.append((members, result))
         elif not failed:
-            yield members, result
+            yield (file, members), result
     for members, error in failed:
         trials: list[Part] = [((len(files) + number, (number,)),) for number in members]
         unwritable: Bad = {}

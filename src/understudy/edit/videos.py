@@ -9,10 +9,12 @@ channels and images together. SSIM is the mean of Wang, Bovik, Sheikh & Simoncel
 windows of 8x8 pixels at every second pixel, with K1 = 0.01 and K2 = 0.03.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from math import inf, log10
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,8 @@ PART_IMAGES = 4096
 """Images of a part of the work."""
 FILES = 16
 """Video files on this host at a time, where the output is a bucket."""
+PARTS_OF_PROCESS = 8
+"""Parts of each process that are encoded before full files are joined, where the output is a bucket."""
 PARTS = ".parts"
 """Folder of encoded pieces, under that of the output."""
 
@@ -149,9 +153,9 @@ class CameraVideos:
     bytes: int = 0
     bytes_before: int = 0
 
-    def place(self, files: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
+    def place(self, files: Sequence[tuple[int, Sequence[int]]], lengths: Sequence[int]) -> None:
         """Set the places of pieces with these lengths, which lie in `files` in order."""
-        for file, members in enumerate(files):
+        for file, members in files:
             before = 0
             for number in members:
                 self.file[number], self.first[number] = file, before
@@ -172,12 +176,22 @@ class Original:
         index: its tables.
         first: first frame, in display order.
         stop: frame after the last one.
+        episode: id of the episode.
     """
 
     source: ByteSource
     index: VideoIndex
     first: int
     stop: int
+    episode: int
+
+    def images(self, reader: VideoReader) -> Iterator[np.ndarray]:
+        """Read the images with a reader of the file; an error names the episode."""
+        try:
+            for first in range(self.first, self.stop, _BATCH):
+                yield from reader.read(np.arange(first, min(first + _BATCH, self.stop)))
+        except DatasetError as error:
+            raise error.replaced(where=f"{error.where} (episode {self.episode})") from error
 
     @property
     def bytes(self) -> int:
@@ -206,7 +220,8 @@ class Originals:
                 self._opened.pop(next(iter(self._opened)))[0].close()
             self._opened[place] = file, _read_index(file)
         first = int(frames.first_frame(self._camera, np.array([piece.row]))[0])
-        return Original(*self._opened[place], first + piece.start, first + piece.stop)
+        episode = int(source.episodes.ids[piece.row])
+        return Original(*self._opened[place], first + piece.start, first + piece.stop, episode)
 
 
 @dataclass(frozen=True)
@@ -347,6 +362,16 @@ class MeasurePieces(CameraWork):
 
     def compute(self, item: int) -> ImageStatistics:
         """Return the statistics of a piece."""
+        try:
+            return self._measure(item)
+        except DatasetError:
+            if not self.encoded[item]:
+                original = self.originals[item]
+                with closing(open_video(original.source)) as reader:
+                    deque(original.images(reader), 0)  # raises the error of the source, which names its file
+            raise
+
+    def _measure(self, item: int) -> ImageStatistics:
         file, first, length = self.file[item], self.first[item], self.plan.pieces[item].length
         if file not in self.readers:
             self.readers[file] = open_video(self.path(file))
@@ -368,12 +393,12 @@ class CameraStreams:
     Attributes:
         camera: key of the camera.
         stored: stream of each piece in its source.
-        made: settings, bytes and quality of encoded pieces.
+        made: settings, bytes and quality of the pieces that are encoded by now.
     """
 
     camera: str
     stored: Mapping[Piece, Stream]
-    made: Mapping[Piece, tuple[tuple[object, ...], int, Quality]] = field(default_factory=dict)
+    made: dict[Piece, tuple[tuple[object, ...], int, Quality]] = field(default_factory=dict)
 
     def encoded(self, pieces: Sequence[Piece]) -> np.ndarray:
         """Return which pieces of a dataset are to be encoded, bool (pieces,)."""
@@ -395,23 +420,40 @@ def _before_encoding(length: int) -> int:
 def find_streams(
     plan: Plan, camera: str, root: Path, workers: Workers, mark: str, count: Callable[[int], None], bad: Bad
 ) -> CameraStreams:
-    """Find the streams of a camera's pieces, and encode those that cannot be copied; see `write_set`.
+    """Find the streams of a camera's pieces, and encode those that cannot be copied, for a local output.
+
+    See `write_set`; for a bucket `write_videos` encodes them, as far as the disk is to hold them.
 
     Raises:
         DatasetError: a source's video is missing or broken, or cannot be encoded.
     """
     pieces, encoded = plan.pieces, np.full(len(plan.pieces), camera in plan.encode)
-    work = FindStreams(plan, mark, camera, root, encoded)
-    stored = keep_sound(run_plan(plan, workers, work, _cut(plan, range(len(pieces)))), bad)
+    find = FindStreams(plan, mark, camera, root, encoded)
+    stored = keep_sound(run_plan(plan, workers, find, _cut(plan, range(len(pieces)))), bad)
     streams = CameraStreams(camera, {pieces[number]: stream for number, stream in stored.items()})
     encoded = streams.encoded(pieces)
+    if not plan.bucket:
+        encode = EncodePieces(plan, mark, camera, root, encoded)
+        _encode(encode, streams, workers, _cut(plan, np.flatnonzero(encoded).tolist()), count, bad)
+    return streams
+
+
+def _encode(
+    work: EncodePieces,
+    streams: CameraStreams,
+    workers: Workers,
+    parts: Sequence[Part],
+    count: Callable[[int], None],
+    bad: Bad,
+) -> None:
+    """Encode pieces, and add them to the streams."""
+    pieces = work.plan.pieces
 
     def done(part: Part) -> None:
         count(sum(_before_encoding(pieces[number].length) for number in part))
 
-    encode = EncodePieces(plan, mark, camera, root, encoded)
-    made = keep_sound(run_plan(plan, workers, encode, _cut(plan, np.flatnonzero(encoded).tolist()), done), bad)
-    return replace(streams, made={pieces[number]: result for number, result in made.items()})
+    made = keep_sound(run_plan(work.plan, workers, work, parts, done), bad)
+    streams.made.update((pieces[number], result) for number, result in made.items())
 
 
 def write_videos(
@@ -431,31 +473,34 @@ def write_videos(
         DatasetError: a source's video is missing or broken.
     """
     camera, pieces = streams.camera, plan.pieces
-    stored, encoded, lengths = (
-        [streams.stored[piece] for piece in pieces],
-        streams.encoded(pieces),
-        [p.length for p in pieces],
-    )
+    encoded, lengths = streams.encoded(pieces), [piece.length for piece in pieces]
     done = CameraVideos([0] * len(pieces), [0] * len(pieces), encoded=np.flatnonzero(encoded).tolist())
-    done.bytes_before = sum(stream.bytes_before for stream in stored)
-    sizes = [(stream.settings, stream.bytes) for stream in stored]
-    for number in done.encoded:
-        settings, size, quality = streams.made[pieces[number]]
-        sizes[number], done.quality = (settings, size), done.quality.add(quality)
-    files = _divide(sizes, file_mb)
-    done.place(files, lengths)
     base = plan, mark, camera, root, encoded
+    missing = iter(_cut(plan, [number for number in done.encoded if pieces[number] not in streams.made]))
+
+    def sizes() -> Iterator[tuple[tuple[object, ...], int]]:
+        for number, piece in enumerate(pieces):
+            stream = streams.stored[piece]
+            settings, size = stream.settings, stream.bytes
+            if encoded[number]:
+                if piece not in streams.made:
+                    parts = list(islice(missing, PARTS_OF_PROCESS * workers.most))
+                    _encode(EncodePieces(*base), streams, workers, parts, count, bad)
+                settings, size, quality = streams.made[piece]
+                done.quality = done.quality.add(quality)
+            done.bytes_before += stream.bytes_before
+            yield settings, size
 
     def finish(part: Part) -> None:
         count(sum(lengths[n] - (_before_encoding(lengths[n]) if encoded[n] else 0) for n in part))
 
     work, waiting = MeasurePieces(*base, done.file, done.first), dict[int, ImageStatistics]()
-    at_once = FILES if plan.bucket else max(1, len(files))
-    for first in range(0, len(files), at_once):
-        group = files[first : first + at_once]
-        for _, (size, stream) in write_files(plan, workers, JoinPieces(*base), group, bad, start=first):
-            done.bytes, done.stream = done.bytes + size, done.stream or stream
-        numbers = sorted(number for members in group for number in members)
+    files = _divide(sizes(), file_mb)
+    while group := sorted(islice(files, FILES if plan.bucket else None)):
+        done.place(group, lengths)
+        for (number, _), (size, stream) in write_files(plan, workers, JoinPieces(*base), group, bad):
+            done.bytes, done.stream = done.bytes + size, done.stream if number else stream
+        numbers = sorted(number for _, members in group for number in members)
         if not plan.skip_bad:
             for number in numbers:
                 work.encoded_path(number).unlink(missing_ok=True)
@@ -468,7 +513,7 @@ def write_videos(
                     done.figures.append(following.result())
                     statistics.merge(following)
         if plan.bucket:
-            for _ in write_files(plan, workers, MoveFiles(*base), group, bad, start=first):
+            for _ in write_files(plan, workers, MoveFiles(*base), group, bad):
                 pass
     return done
 
@@ -522,15 +567,14 @@ def encode_frames(original: Original, settings: Encoding, fps: float, path: Path
     samples: list[np.ndarray] = []
     encoder = VideoEncoder(path, fps, height, width, codec, settings.gop or 1, settings.crf, _OPTIONS.get(codec))
     try:
-        for first in range(original.first, original.stop, _BATCH):
-            for image in reader.read(np.arange(first, min(first + _BATCH, original.stop))):
-                if resize is not None:
-                    planes = np.empty((3, height, width), np.uint8)
-                    resize(image.transpose(2, 0, 1), planes)
-                    image = planes.transpose(1, 2, 0)
-                if encoder.count in sampled:
-                    samples.append(np.ascontiguousarray(image))
-                encoder.add(image)
+        for image in original.images(reader):
+            if resize is not None:
+                planes = np.empty((3, height, width), np.uint8)
+                resize(image.transpose(2, 0, 1), planes)
+                image = planes.transpose(1, 2, 0)
+            if encoder.count in sampled:
+                samples.append(np.ascontiguousarray(image))
+            encoder.add(image)
     except BaseException:
         encoder.abandon()
         raise
@@ -541,18 +585,23 @@ def encode_frames(original: Original, settings: Encoding, fps: float, path: Path
         return compare_images(np.stack(samples), written.read(np.array(sorted(sampled))))
 
 
-def _divide(streams: Sequence[tuple[tuple[object, ...], int]], file_mb: float) -> list[list[int]]:
-    """Divide pieces, each (stream settings, bytes), into files: equal settings, and about `file_mb` megabytes each."""
-    files: list[list[int]] = []
-    open_file: dict[tuple[object, ...], tuple[int, float]] = {}
+def _divide(streams: Iterable[tuple[tuple[object, ...], int]], file_mb: float) -> Iterator[tuple[int, list[int]]]:
+    """Divide pieces, each (stream settings, bytes), into files: equal settings, and about `file_mb` megabytes each.
+
+    Yields (number of a file, its pieces) as files are full.
+    """
+    open_files: dict[tuple[object, ...], tuple[int, list[int], float]] = {}
+    files = 0
     for number, (settings, count) in enumerate(streams):
-        file, size = open_file.get(settings, (-1, np.inf))
-        if size >= file_mb * 1e6:
-            files.append([])
-            file, size = len(files) - 1, 0.0
-        files[file].append(number)
-        open_file[settings] = file, size + count
-    return files
+        if settings not in open_files:
+            open_files[settings], files = (files, [], 0.0), files + 1
+        file, members, size = open_files[settings]
+        members.append(number)
+        open_files[settings] = file, members, size + count
+        if size + count >= file_mb * 1e6:
+            yield file, members
+            del open_files[settings]
+    yield from ((file, members) for file, members, _ in open_files.values())
 
 
 def _compare_first(image: np.ndarray, original: Original) -> None:

@@ -27,6 +27,7 @@ from understudy._version import __version__
 from understudy.atomic import DRAFT_SUFFIX, BeingWritten, create_folder, is_taken, write_bytes, write_text
 from understudy.credentials import strip_credentials
 from understudy.data.format.catalog import INFO, Catalog
+from understudy.data.format.episode_table import describe_ids
 from understudy.data.format.features import DEFAULTS, Feature
 from understudy.data.format.meta_files import read_json
 from understudy.data.stats.running import ImageStatistics, RunningStatistics
@@ -101,8 +102,11 @@ def write_set(
         mark: text that changes with the plan and its sources.
         count: called with numbers of frames as they are done, `plan.work` in all.
 
+    Returns:
+        Counts; of no episode where there is none but bad ones, and then no files are complete.
+
     Raises:
-        DatasetError: a source cannot be read; with `skip_bad`, none of the pieces.
+        DatasetError: a source cannot be read.
     """
     _check_plan(plan)
     work, lengths = replace(plan, metadata={}, origin={}), [piece.length for piece in plan.pieces]
@@ -122,7 +126,7 @@ def write_set(
             return replace(written, skipped=describe_bad(plan, bad))
         bad |= {numbers[number]: error for number, error in late.items()}
         count = _count_nothing
-    raise next(iter(bad.values()))
+    return Written(0, 0, 0, 0, [], {}, plan, describe_bad(plan, bad))
 
 
 def _count_nothing(frames: int) -> None:
@@ -202,14 +206,12 @@ def describe_bad(plan: Plan, bad: Bad) -> list[dict[str, Any]]:
 
 
 def _check_plan(plan: Plan) -> None:
-    """Refuse a plan without episodes, or with features that are not written."""
+    """Refuse a plan with features that are not written."""
     unwritten = {key: "depth" for key, feature in plan.features.items() if feature.is_depth}
     unwritten |= {key: "a sensor" for source in plan.sources for key in source.sensors}
     for key, kind in unwritten.items():
         fix = f"write a dataset without it first: understudy edit SRC OUT --drop-features {key}"
         raise DatasetError(f"{key!r} is {kind}, which is not written", where=plan.sources[0].root, fix=fix)
-    if not plan.pieces:
-        raise DatasetError("the output would hold no episode", fix="keep at least one")
 
 
 class ReadTasks(PlanWork):
@@ -271,8 +273,8 @@ def _write_rows(
     def done(part: Part) -> None:
         count(sum(plan.pieces[piece].length for _, group in part for piece in group))
 
-    files = write_files(plan, workers, WriteRows(plan, mark, root, tasks), groups, bad, done)
-    for number, (group, episodes) in enumerate(files):
+    files = write_files(plan, workers, WriteRows(plan, mark, root, tasks), list(enumerate(groups)), bad, done)
+    for (number, group), episodes in files:
         table = []
         for piece, episode in zip(group, episodes):
             length = plan.pieces[piece].length
@@ -525,13 +527,16 @@ def write_outputs(
     elif isinstance(out, Bucket):
         raise DatasetError("is written from a local folder", where=str(out), fix="give one: --work FOLDER")
     try:
-        with bucket.create(mark) if bucket else create_folder(Path(str(out)), workers.folder) as draft:
+        # The processes end before the folder of an interrupted edit is removed, in which they write.
+        with bucket.create(mark) if bucket else create_folder(Path(str(out)), workers.folder) as draft, workers:
             for name, plan in plans.items():
                 plan = replace(plan, bucket=None if plan.skip_bad else bucket)
                 root = draft / name if name else draft
                 root.mkdir(exist_ok=True)
                 written = write_set(plan, root, workers, f"{mark} {name}", count)
                 bad = sorted(skipped[name] + written.skipped, key=lambda entry: (entry["source"], entry["episode"]))
+                if not written.episodes:
+                    raise _no_episode(name, bad)
                 done[name] = replace(written, skipped=bad)
                 used = describe_sources(written.plan) if written.skipped else described[name]
                 write_provenance(root, command, done[name], used)
@@ -541,6 +546,14 @@ def write_outputs(
     except FileExistsError as error:
         raise DatasetError("exists", where=out, fix="name a new folder; nothing is overwritten") from error
     return done
+
+
+def _no_episode(name: str, bad: Sequence[Mapping[str, Any]]) -> DatasetError:
+    problem = f"{f'the part {name!r} of split' if name else 'the output'} would hold no episode"
+    if bad:
+        ids = describe_ids(np.unique([entry["episode"] for entry in bad]))
+        problem += f": those chosen are bad, {ids}; the first: {bad[0]['reason']}"
+    return DatasetError(problem, fix="choose others, or repair them")
 
 
 def _claim(folder: Path, mark: str) -> None:
