@@ -7,6 +7,7 @@ import pickle
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from support.refusals import refused
 from understudy.bytesize import parse_bytes
 from understudy.cancel import Cancelled, cancel_when
 from understudy.data.dataset import EpisodeDataset
+from understudy.data.read import video_frames
 from understudy.load.images import buffer_pool as buffers_
 from understudy.load.images.buffer_pool import BufferPool
 from understudy.load.images.clip_reader import ClipReader, SampleImages, Timings
@@ -29,9 +31,11 @@ from understudy.load.loader import Loader
 from understudy.load.loader_threads import WorkerPool
 from understudy.order import Order
 from understudy.order.sample_random import SampleRng
+from understudy.storage.byte_source import ByteSource
 from understudy.video.decoder import FrameDecoder
 from understudy.video.index import PacketRun
 from understudy.video.packets import open_packets
+from understudy.video.reader import VideoReader, open_video
 
 TOP = "observation.images.top"
 BATCH = 6
@@ -459,3 +463,24 @@ def test_ready_batches_are_delivered_while_later_samples_are_looked_up(
         next(loader)
     assert waits
     assert all(waits)
+
+
+def test_videos_stay_open_where_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the index of a packed file again takes as long as decoding a clip."""
+    write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(24,) * 40))
+    data = EpisodeDataset(tmp_path / "d")
+    order = Order.from_datasets([data], batch_size=8, seed=1, frames_in_flight=480)
+    opened = Counter[str]()
+
+    def count(source: ByteSource, *arguments: Any) -> VideoReader:
+        opened[source.where] += 1
+        return open_video(source, *arguments)
+
+    monkeypatch.setattr(video_frames, "open_video", count)
+    with Loader([data], order=order, num_threads=2, memory="4MB") as batches:
+        assert batches.plan.keeps_decoded == (False,)
+        assert batches.plan.indexes[0] > 0
+        for _ in range(2 * 960 // 8):
+            next(batches)
+    assert len(opened) >= 39  # the first one is open from the choice of the order on
+    assert set(opened.values()) == {1}

@@ -151,6 +151,7 @@ class Loader:
             warnings.warn(advice, stacklevel=3)
         datasets = list(request.datasets)
         for number, (data, keep) in enumerate(zip(request.datasets, self.plan.keeps_decoded)):
+            data.video_frames.keep_open(self.plan.indexes[number])
             if keep:
                 files = None if cache is None else cache.open(data, request.image_size)
                 datasets[number] = keep_decoded(data, request.image_size, files)

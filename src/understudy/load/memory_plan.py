@@ -43,6 +43,7 @@ _OWN = 9_000_000  # Python's objects for each lane, code that runs for the first
 _ROWS_HELD = 1.4  # memory of loaded columns over their bytes: Arrow keeps a part of its memory of reading
 _ROWS_READ = 3.3  # memory of reading a data file, beyond that of its columns, over their bytes: levels, offsets, copies
 _GAPS = 1.12  # of frames and decoders: they come and go in heaps of several threads
+_INDEXES = 8  # most indexes of videos are an eighth of all memory, where it is left
 _REMOTE = 12_000_000  # code of HTTP clients, connections, bytes on their way
 
 _MS_PER_MEGAPIXEL = {"h264": 2.2, "hevc": 3.5, "av1": 6.0, "vp9": 3.5, "mpeg4": 1.6, "mjpeg": 6.0, "ffv1": 12.0}
@@ -85,6 +86,8 @@ class SourceFacts:
     """Bytes of all images of the selected episodes in a decoded cache on disk."""
     on_disk: bool = False
     """Whether there is such a cache."""
+    indexes: int = 0
+    """Bytes of the indexes of all videos."""
 
     @property
     def halo(self) -> int:
@@ -106,7 +109,7 @@ def read_facts(
     """
     segment = dataset.segments[:1]
     rows, frames = dataset.frames_to_decode(segment[:, 0], segment[:, 1])
-    held, decoder, sample, resized, window, cost, pixels = [], [], 0, False, 0, 0.0, 0
+    held, decoder, sample, resized, window, cost, pixels, indexes = [], [], 0, False, 0, 0.0, 0, 0
     for camera, numbers in frames.items():
         reader = dataset.video_frames.reader(camera, int(rows[0]))
         height, width = image_size or (reader.height, reader.width)
@@ -116,6 +119,7 @@ def read_facts(
         pixels = max(pixels, height * width)
         held.append(reader.frame_bytes)
         decoder.append(reader.decoder_bytes)
+        indexes += reader.index_bytes * int(dataset.catalog.videos(camera).expected.sum()) // reader.count
         cost += _MS_PER_MEGAPIXEL.get(reader.codec, 4.0) * reader.height * reader.width / 1e6
         resized = image_size is not None and image < held[-1]
         if resized:
@@ -143,6 +147,7 @@ def read_facts(
         pixels=pixels,
         disk_images=bytes_on_disk(dataset, image_size) if frames else 0,
         on_disk=on_disk,
+        indexes=indexes,
     )
 
 
@@ -199,6 +204,8 @@ class MemoryPlan:
     """Of each source: whether all its images stay decoded."""
     policies: tuple[DecodePolicy, ...]
     """Of each source: the policy of its clip readers."""
+    indexes: tuple[int, ...]
+    """Of each source: bytes for the indexes of videos that stay open (`VideoFrames.keep_open`)."""
     notes: tuple[str, ...]
     """Remarks for the user, one sentence each."""
 
@@ -388,6 +395,12 @@ def plan_memory(
     for d, (source, keep) in enumerate(zip(sources, keeps)):
         items += _source_items(source, keep, source.policy(level), threads)
         notes += _source_notes(source, keep, source.policy(level), threads, order.spec.sources[d].name)
+    indexes = tuple(0 if keep else source.facts.indexes for source, keep in zip(sources, keeps))
+    for_indexes = min(memory // _INDEXES, memory - sum(item.bytes for item in items))
+    if sum(indexes) > for_indexes:
+        indexes = tuple(size * for_indexes // sum(indexes) for size in indexes)
+    if any(indexes):
+        items.append(Item("indexes", sum(indexes), "of videos that stay open"))
     total = sum(item.bytes for item in items)
     if single_file and total - needs.rows < reading and total < memory:
         extra = min(needs.rows + reading, memory) - total
@@ -395,7 +408,7 @@ def plan_memory(
     if ahead < _AHEAD[-1]:
         notes.append(f"{ahead} batches ahead: memory allows no more")
     policies = tuple(source.policy(level) for source in sources)
-    return MemoryPlan(memory, tuple(items), threads, ahead, keeps, policies, tuple(notes))
+    return MemoryPlan(memory, tuple(items), threads, ahead, keeps, policies, indexes, tuple(notes))
 
 
 def _source_items(source: _SourceNeeds, keep: bool, policy: DecodePolicy, threads: int) -> list[Item]:

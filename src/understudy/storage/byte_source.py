@@ -8,7 +8,7 @@ for remote files.
 import io
 import os
 from collections.abc import Callable
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, ClassVar, Protocol, cast
 
 import numpy as np
 
@@ -54,15 +54,24 @@ class ByteSource(Protocol):
         """Release the open file and all prefetched spans."""
 
 
+_OPEN_FILES = (
+    256  # that stay open in this process, of 1,024 that a process may often have; others are opened for a read
+)
+
+
 class _Descriptor:
     """A file descriptor closed with its last reference, so that no thread reads from a number given to another file."""
+
+    opened: ClassVar[set[int]] = set()  # numbers of this process
 
     def __init__(self, path: str) -> None:
         self.number = -1
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.opened.add(self.number)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone at interpreter exit
         if self.number >= 0:
+            self.opened.discard(self.number)
             close(self.number)
 
 
@@ -71,7 +80,8 @@ class LocalSource(ByteSource):
 
     def __init__(self, path: str) -> None:
         self.where, self.tag = path, ""
-        stat = os.fstat(self._open().number)
+        file = self._open()  # this reference keeps it open
+        stat = os.fstat(file.number)
         self.size, self.tag = stat.st_size, _tag(stat)
 
     def _open(self) -> _Descriptor:
@@ -79,10 +89,11 @@ class LocalSource(ByteSource):
         if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would block
             raise DatasetError("is not a file", where=path, fix="name a file")
         try:
-            self._file: _Descriptor | None = _Descriptor(path)
+            file = _Descriptor(path)
         except OSError as error:
             raise DatasetError(f"cannot be opened: {error.strerror}", where=path, fix="check path and rights") from None
-        return self._file
+        self._file = file if len(file.opened) <= _OPEN_FILES else None
+        return file
 
     def fill(self, offset: int, memory: memoryview) -> None:
         """See `ByteSource.fill`."""

@@ -51,10 +51,18 @@ class VideoIndex:
     @cached_property
     def decode_position(self) -> np.ndarray:
         """Decode position of each display position, int32 (count,)."""
+        if (self.display == np.arange(len(self.display))).all():
+            return self.display
         shown = np.flatnonzero(self.display >= 0)
         places = np.empty(len(shown), np.int32)
         places[self.display[shown]] = shown
         return places
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        arrays = [self.decode_position, *(value for value in vars(self).values() if isinstance(value, np.ndarray))]
+        return sum({id(array): array.nbytes for array in arrays}.values())
 
     @cached_property
     def reorder(self) -> int:

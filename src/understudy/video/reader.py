@@ -72,6 +72,7 @@ class VideoReader:
         fps: frames per second.
         codec: FFmpeg's name of the codec.
         gops: between key frames.
+        index_bytes: memory of the index.
         frame_bytes: memory of one `DecodedImage` of a cursor.
         knows_frame_bytes: whether the file names the format of its pixels; `frame_bytes` is a guess where not.
         decoder_bytes: memory of one cursor with a live decoder, an estimate.
@@ -83,7 +84,7 @@ class VideoReader:
 
     def __init__(self, path: str, index: VideoIndex) -> None:
         self.path, self.count, self.height, self.width = path, index.count, index.height, index.width
-        self.fps, self.codec, self.gops = index.fps, index.codec, index.gops
+        self.fps, self.codec, self.gops, self.index_bytes = index.fps, index.codec, index.gops, index.nbytes
 
     @property
     def gop(self) -> int:

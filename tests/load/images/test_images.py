@@ -65,7 +65,7 @@ def equal(batch: Batch, plain: Batch) -> bool:
 
 def batches(data: EpisodeDataset, order: Order, policy: DecodePolicy, count: int, **changes: Any) -> Iterator[Batch]:
     """Batches of clip readers with a given policy, independent of memory."""
-    plan = MemoryPlan(LARGE, (), 2, 2, (False,), (policy,), ())
+    plan = MemoryPlan(LARGE, (), 2, 2, (False,), (policy,), (0,), ())
     workers = WorkerPool(BatchRequest(order, (data,), **changes), plan, BufferPool(5, False))
     try:
         for _ in range(count):
@@ -286,7 +286,7 @@ def test_lanes_open_with_one_gop_each(roots: dict[str, Path], monkeypatch: pytes
         ready.append(len(given_))
         return batch
 
-    plan = MemoryPlan(LARGE, (), 1, 2, (False,), (DecodePolicy(16, False),), ())
+    plan = MemoryPlan(LARGE, (), 1, 2, (False,), (DecodePolicy(16, False),), (0,), ())
     workers = WorkerPool(BatchRequest(order, (data,), preprocess=note), plan, BufferPool(5, False))
     try:
         for _ in range(8):

@@ -22,7 +22,7 @@ CODEC_NAMES |= {"libsvtav1": "av1", "libaom-av1": "av1", "av01": "av1", "hev1": 
 CODEC_NAMES |= {"mp4v": "mpeg4", "libxvid": "mpeg4", "vp09": "vp9", "libvpx-vp9": "vp9"}
 """Encoder or tag -> FFmpeg's name of the codec."""
 OPEN_FILES = 32
-"""Most open videos; a live decoder costs 2 to 5 MB."""
+"""Most open videos, unless `keep_open` allows more; a live decoder costs 2 to 5 MB."""
 _OPENING = 64  # locks of files that are being opened
 
 
@@ -56,10 +56,13 @@ class VideoFrames(ProcessLocal):
     def __init__(self, catalog: Catalog, cache_bytes: int, backend: str) -> None:
         self.catalog, self.cache_bytes, self.backend = catalog, cache_bytes, backend
         self.notes: list[str] = []
+        self._index_bytes = 0
         self._forget()
 
     def _forget(self) -> None:
-        self.readers: LRUCache[tuple[str, int], _Open] = LRUCache(OPEN_FILES, lambda _: 1)
+        self.readers: LRUCache[tuple[str, int], _Open] = LRUCache(
+            self._index_bytes, lambda opened: opened.reader.index_bytes, keep=OPEN_FILES
+        )
         self._cache: LRUCache[tuple[str, int, int], np.ndarray] = LRUCache(self.cache_bytes, lambda image: image.nbytes)
         self._by_time: dict[tuple[str, int], bool] = {}  # file -> whether recorded times give the episodes' starts
         self._lock = threading.Lock()  # guards the tables; decoding happens outside it
@@ -121,6 +124,13 @@ class VideoFrames(ProcessLocal):
             if self._by_time[camera, shared_file]:
                 first[members] = np.maximum(videos.first_by_time[rows[members]], 0)
         return first
+
+    def keep_open(self, index_bytes: int) -> None:
+        """Keep so many videos open that their indexes take `index_bytes`, for readers that have decoders of their own.
+
+        The index of a packed file takes milliseconds to read, as long as decoding a clip.
+        """
+        self._index_bytes = self.readers.capacity = max(self._index_bytes, index_bytes)
 
     def reader(self, camera: str, row: int) -> VideoReader:
         """Return the open video of an episode, with its frame count checked."""
