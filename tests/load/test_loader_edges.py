@@ -484,3 +484,6 @@ def test_videos_stay_open_where_memory_allows(tmp_path: Path, monkeypatch: pytes
             next(batches)
     assert len(opened) >= 39  # the first one is open from the choice of the order on
     assert set(opened.values()) == {1}
+    images = data.batch(np.arange(40), np.zeros(40, np.int64))[TOP]  # parks decoders, and reads the same
+    assert torch.equal(images, EpisodeDataset(tmp_path / "d").batch(np.arange(40), np.zeros(40, np.int64))[TOP])
+    assert pickle.loads(pickle.dumps(data)).video_frames.index_bytes == 0

@@ -115,6 +115,9 @@ class VideoReader:
         The rest of a short GOP, which is decoded at once, is prefetched as well, up to frame `most`.
         """
 
+    def park(self) -> None:
+        """Release the decoder of `read`; the next read starts one."""
+
     def close(self) -> None:
         """Release decoder and file. The next read opens them again."""
 
@@ -181,6 +184,11 @@ class PyavReader(VideoReader):
         if gops.median_length <= WHOLE_GOP:
             last = max(last, min(gops.last_frame(last), most))
         self._packets.prefetch(first, last)
+
+    def park(self) -> None:
+        """See `VideoReader.park`."""
+        if self._pid is not None:
+            self._decoder.park()
 
     def close(self) -> None:
         """See `VideoReader.close`."""

@@ -49,19 +49,20 @@ class VideoFrames(ProcessLocal):
 
     Attributes:
         readers: open videos by camera and file.
+        index_bytes: memory for the indexes of more than `OPEN_FILES` of them.
     """
 
-    _local = ("readers",)
+    _local = ("readers", "index_bytes")
+    index_bytes = 0
 
     def __init__(self, catalog: Catalog, cache_bytes: int, backend: str) -> None:
         self.catalog, self.cache_bytes, self.backend = catalog, cache_bytes, backend
         self.notes: list[str] = []
-        self._index_bytes = 0
         self._forget()
 
     def _forget(self) -> None:
         self.readers: LRUCache[tuple[str, int], _Open] = LRUCache(
-            self._index_bytes, lambda opened: opened.reader.index_bytes, keep=OPEN_FILES
+            self.index_bytes, lambda opened: opened.reader.index_bytes, keep=OPEN_FILES
         )
         self._cache: LRUCache[tuple[str, int, int], np.ndarray] = LRUCache(self.cache_bytes, lambda image: image.nbytes)
         self._by_time: dict[tuple[str, int], bool] = {}  # file -> whether recorded times give the episodes' starts
@@ -126,11 +127,11 @@ class VideoFrames(ProcessLocal):
         return first
 
     def keep_open(self, index_bytes: int) -> None:
-        """Keep so many videos open that their indexes take `index_bytes`, for readers that have decoders of their own.
+        """Keep videos open whose indexes take up to `index_bytes`, for readers that have decoders of their own.
 
         The index of a packed file takes milliseconds to read, as long as decoding a clip.
         """
-        self._index_bytes = self.readers.capacity = max(self._index_bytes, index_bytes)
+        self.index_bytes = self.readers.capacity = max(self.index_bytes, index_bytes)
 
     def reader(self, camera: str, row: int) -> VideoReader:
         """Return the open video of an episode, with its frame count checked."""
@@ -179,7 +180,11 @@ class VideoFrames(ProcessLocal):
     def _decode(self, camera: str, opened: _Open, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         alone = bool((rows == rows[0]).all())  # else an error names the file only
         with with_location(self.where(camera, int(rows[0])) if alone else opened.reader.path), opened.lock:
-            return opened.reader.read(positions)
+            try:
+                return opened.reader.read(positions)
+            finally:
+                if len(self.readers) > OPEN_FILES:
+                    opened.reader.park()
 
     def _open(self, camera: str, file: int, rows: np.ndarray) -> _Open:
         with self._lock:
