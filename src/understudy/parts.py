@@ -266,7 +266,7 @@ class _Processes:
         """Set the work of later tasks."""
         self._work, self._works, self._deaths = pickle.dumps(work), self._works + 1, {}
         package = type(work).__module__.rpartition(".")[0]
-        self._context.set_forkserver_preload([name for name in sys.modules if name.startswith(package)])
+        self._context.set_forkserver_preload([name for name in sys.modules if name.startswith((package, "numpy."))])
 
     def submit(self, task: _Task) -> None:
         """Give a task to an idle process, or to a new one."""

@@ -152,6 +152,13 @@ def test_kills_of_processes_and_of_the_command_change_nothing(
     assert processes_of(script) == []
 
 
+def test_edits_start_without_torch() -> None:
+    """Its import costs a second, in the command and for its processes."""
+    modules = [f"understudy.edit.{path.stem}" for path in Path(write_set.__file__).parent.glob("[!_]*.py")]
+    code = f"import sys, understudy.cli.data.edit, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_work_folder_of_another_output_is_refused(source: Path, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work/mine").touch()

@@ -19,16 +19,18 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from understudy.batch_keys import RETURN, RETURN_IS_PAD
 from understudy.data.format.catalog import Catalog
 from understudy.data.read.rows import Rows
 from understudy.errors import DatasetError
 from understudy.storage.mapped_tables import SharedState, share_arrays
+
+if TYPE_CHECKING:
+    import torch
 
 SUCCESS, TIME = "success", "time"
 TRUNCATED = "truncated"
@@ -99,7 +101,7 @@ class Returns(SharedState):
             digest.update(np.ascontiguousarray(table).data)
         return digest.hexdigest()[:16]
 
-    def read(self, rows: np.ndarray, frames: np.ndarray) -> dict[str, torch.Tensor]:
+    def read(self, rows: np.ndarray, frames: np.ndarray) -> "dict[str, torch.Tensor]":
         """Return {"return": float32 [B], "return_is_pad": bool [B], True where it is not known (and 0)}.
 
         Args:
@@ -118,6 +120,8 @@ class Returns(SharedState):
             values = self._table["returns"][self._table["first"][rows] + frames].astype(np.float64)
         is_pad = (outcome == _CUT) & (target.discount > 0)
         values = np.where(is_pad, 0.0, np.clip(values, target.low, target.high)).astype(np.float32)
+        import torch
+
         return {RETURN: torch.from_numpy(values), RETURN_IS_PAD: torch.from_numpy(is_pad)}
 
     @property
