@@ -1,6 +1,8 @@
 """Keys of a batch that are independent of the dataset and of the policy."""
 
-STATE, ACTION, TASK = "observation.state", "action", "task"
+STATE = "observation.state"
+ACTION = "action"
+TASK = "task"
 HEAD, MODE, SOURCE = "head", "mode", "source"
 """int64 [B]: norm head, task mode and source of each sample."""
 RESPONSE = "response"

@@ -184,7 +184,7 @@ def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict
     result = counts.count(blocks(), state["position"])
     steps = [number for number in list_steps(account.run.checkpoints) if number <= state["step"]]
     for start, samples in zip(state["starts"], delivered, strict=True):
-        start["shares"] = (samples / max(1, samples.sum())).tolist()
+        start["shares"] = (samples / max(1, int(samples.sum()))).tolist()
         start["weights"] = (account.by_source(start["weights"]) / sum(start["weights"])).tolist()
     withdrawn, first = counts.marks["without"], result["without"]["first"]
     result["without"] |= {

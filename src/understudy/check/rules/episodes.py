@@ -137,7 +137,7 @@ def rank_episodes(catalog: Catalog, facts: RowFacts) -> list[dict[str, Any]]:
         z = (values - middle) / scatter
         z[~moving] = 0.0
         scores[name] = np.maximum(z, 0) if name == "distance" else z
-    total = np.max([np.abs(z) for z in scores.values()], axis=0)
+    total = np.stack([np.abs(z) for z in scores.values()]).max(axis=0)
     ranking: list[dict[str, Any]] = []
     for place in np.argsort(-total, kind="stable").tolist():
         if total[place] < 2 and len(ranking) >= RANKED:

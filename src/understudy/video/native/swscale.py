@@ -144,7 +144,7 @@ class PlaneConverter:
             shape, strides = (len(out), *shape), (self.nbytes, *strides)
         if out.shape != shape or out.strides != strides or out.dtype != np.uint8 or not out.flags.writeable:
             return None
-        first = addressof(c_char.from_buffer(out))  # type: ignore[arg-type]  # arrays are buffers
+        first = addressof(c_char.from_buffer(out))  # type: ignore[arg-type, unused-ignore]  # arrays are buffers
         return None if (first | self._strides[0] | self._strides[1]) % _ALIGNED else first
 
     def write(self, frames: Sequence[av.VideoFrame], to: Sequence[int]) -> None:
