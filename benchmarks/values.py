@@ -141,7 +141,7 @@ def value_function(root: Path, steps: int) -> dict[str, Any]:
             num_steps=10,
             positive=0.5,
             interventions="intervention",
-            num_workers=1,
+            num_threads=1,
         )
     )
     lines = [json.loads(line) for line in (root / "value/metrics.jsonl").read_text().splitlines()]
