@@ -32,8 +32,10 @@ from understudy.load.loader_threads import WorkerPool
 from understudy.order import Order
 from understudy.order.sample_random import SampleRng
 from understudy.storage.byte_source import ByteSource
+from understudy.video import packets
 from understudy.video.decoder import FrameDecoder
 from understudy.video.index import PacketRun
+from understudy.video.mp4 import UnknownLayout
 from understudy.video.packets import open_packets
 from understudy.video.reader import VideoReader, open_video
 
@@ -476,6 +478,7 @@ def test_videos_stay_open_where_memory_allows(tmp_path: Path, monkeypatch: pytes
         opened[source.where] += 1
         return open_video(source, *arguments)
 
+    park = FrameDecoder.park
     monkeypatch.setattr(video_frames, "open_video", count)
     with Loader([data], order=order, num_threads=2, memory="4MB") as batches:
         assert batches.plan.keeps_decoded == (False,)
@@ -484,6 +487,29 @@ def test_videos_stay_open_where_memory_allows(tmp_path: Path, monkeypatch: pytes
             next(batches)
     assert len(opened) >= 39  # the first one is open from the choice of the order on
     assert set(opened.values()) == {1}
-    images = data.batch(np.arange(40), np.zeros(40, np.int64))[TOP]  # parks decoders, and reads the same
+    parked: list[FrameDecoder] = []
+    monkeypatch.setattr(FrameDecoder, "park", lambda self: (parked.append(self), park(self))[1])
+    for frame in range(24):
+        data.batch(np.zeros(1, np.int64), np.full(1, frame))
+    assert not parked, "a video that is read in a row keeps its decoder"
+    images = data.batch(np.arange(40), np.zeros(40, np.int64))[TOP]
+    assert len(parked) == 40 - video_frames.OPEN_FILES
     assert torch.equal(images, EpisodeDataset(tmp_path / "d").batch(np.arange(40), np.zeros(40, np.int64))[TOP])
     assert pickle.loads(pickle.dumps(data)).video_frames.index_bytes == 0
+
+
+def test_videos_with_a_file_of_their_own_do_not_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that mp4.py does not describe has a descriptor for each open video."""
+    write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(24,) * 40))
+    monkeypatch.setattr(packets, "read_mp4", refuse_layout)
+    data = EpisodeDataset(tmp_path / "d")
+    order = Order.from_datasets([data], batch_size=8, seed=1, frames_in_flight=480)
+    with Loader([data], order=order, num_threads=2, memory="4MB") as loader:
+        for _ in range(960 // 8):
+            next(loader)
+        assert loader.plan.indexes == (0,)
+        assert len(data.video_frames.readers) <= video_frames.OPEN_FILES
+
+
+def refuse_layout(*arguments: object) -> None:
+    raise UnknownLayout("not described")

@@ -7,6 +7,7 @@ for remote files.
 
 import io
 import os
+import resource
 from collections.abc import Callable
 from typing import BinaryIO, ClassVar, Protocol, cast
 
@@ -54,9 +55,10 @@ class ByteSource(Protocol):
         """Release the open file and all prefetched spans."""
 
 
+_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 _OPEN_FILES = (
-    256  # that stay open in this process, of 1,024 that a process may often have; others are opened for a read
-)
+    min(256, _LIMIT // 4) if _LIMIT > 0 else 256
+)  # that stay open in this process; others are opened for a read
 
 
 class _Descriptor:

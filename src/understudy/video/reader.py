@@ -20,7 +20,7 @@ from understudy.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy.video.codec_pool import decoder_bytes, frame_bytes, pixel_bytes
 from understudy.video.decoder import FrameDecoder
 from understudy.video.depth import RGB, Pixels
-from understudy.video.index import WHOLE_GOP, VideoIndex
+from understudy.video.index import WHOLE_GOP, Mp4Index, VideoIndex
 from understudy.video.packets import open_packets
 
 DecodedImage: TypeAlias = av.VideoFrame | np.ndarray
@@ -72,7 +72,7 @@ class VideoReader:
         fps: frames per second.
         codec: FFmpeg's name of the codec.
         gops: between key frames.
-        index_bytes: memory of the index.
+        index_bytes: memory of the index; 0 where an open video is more than its index, such as a file of its own.
         frame_bytes: memory of one `DecodedImage` of a cursor.
         knows_frame_bytes: whether the file names the format of its pixels; `frame_bytes` is a guess where not.
         decoder_bytes: memory of one cursor with a live decoder, an estimate.
@@ -81,10 +81,11 @@ class VideoReader:
     frame_bytes: int
     knows_frame_bytes: bool
     decoder_bytes: int
+    index_bytes = 0
 
     def __init__(self, path: str, index: VideoIndex) -> None:
         self.path, self.count, self.height, self.width = path, index.count, index.height, index.width
-        self.fps, self.codec, self.gops, self.index_bytes = index.fps, index.codec, index.gops, index.nbytes
+        self.fps, self.codec, self.gops = index.fps, index.codec, index.gops
 
     @property
     def gop(self) -> int:
@@ -145,6 +146,7 @@ class PyavReader(VideoReader):
         self._open(source.where)
         index = self._packets.index
         super().__init__(source.where, index)
+        self.index_bytes = index.nbytes if isinstance(index, Mp4Index) else 0
         self.frame_bytes, self.decoder_bytes = frame_bytes(index), decoder_bytes(index)
         self.knows_frame_bytes = pixel_bytes(index.codec, index.extradata) is not None
         if pixels.is_depth and not self.knows_frame_bytes:  # two bytes a pixel

@@ -23,6 +23,7 @@ CODEC_NAMES |= {"mp4v": "mpeg4", "libxvid": "mpeg4", "vp09": "vp9", "libvpx-vp9"
 """Encoder or tag -> FFmpeg's name of the codec."""
 OPEN_FILES = 32
 """Most open videos, unless `keep_open` allows more; a live decoder costs 2 to 5 MB."""
+_UNBOUNDED = 1 << 60  # weight of a video with a file or a decoder of its own: no more than `OPEN_FILES` stay
 _OPENING = 64  # locks of files that are being opened
 
 
@@ -31,6 +32,10 @@ class _Open:
 
     def __init__(self, reader: VideoReader) -> None:
         self.reader, self.lock = reader, threading.Lock()
+
+    def park(self) -> None:
+        with self.lock:
+            self.reader.park()
 
     def close(self) -> None:
         with self.lock:
@@ -62,8 +67,9 @@ class VideoFrames(ProcessLocal):
 
     def _forget(self) -> None:
         self.readers: LRUCache[tuple[str, int], _Open] = LRUCache(
-            self.index_bytes, lambda opened: opened.reader.index_bytes, keep=OPEN_FILES
+            self.index_bytes, lambda opened: opened.reader.index_bytes or _UNBOUNDED, keep=OPEN_FILES
         )
+        self._live: LRUCache[_Open, _Open] = LRUCache(OPEN_FILES, lambda _: 1)  # may have a decoder
         self._cache: LRUCache[tuple[str, int, int], np.ndarray] = LRUCache(self.cache_bytes, lambda image: image.nbytes)
         self._by_time: dict[tuple[str, int], bool] = {}  # file -> whether recorded times give the episodes' starts
         self._lock = threading.Lock()  # guards the tables; decoding happens outside it
@@ -180,11 +186,12 @@ class VideoFrames(ProcessLocal):
     def _decode(self, camera: str, opened: _Open, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         alone = bool((rows == rows[0]).all())  # else an error names the file only
         with with_location(self.where(camera, int(rows[0])) if alone else opened.reader.path), opened.lock:
-            try:
-                return opened.reader.read(positions)
-            finally:
-                if len(self.readers) > OPEN_FILES:
-                    opened.reader.park()
+            images = opened.reader.read(positions)
+        with self._lock:
+            spare = self._live.put(opened, opened)
+        for unused in spare:
+            unused.park()
+        return images
 
     def _open(self, camera: str, file: int, rows: np.ndarray) -> _Open:
         with self._lock:
