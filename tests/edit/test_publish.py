@@ -237,6 +237,9 @@ def test_kill_at_every_file_operation_leaves_the_old_or_the_new(
         publish(writers, copy / "out")
         assert content(copy / "out") == content(folder / "two/out"), number
         assert whole(copy / "out") == 8
+    for copy in (tmp_path / "killed").iterdir():  # a version was published, so its files are kept
+        os.unlink(copy / "out")  # as after `mv` to another folder
+        assert module._in_use(copy / "out", copy / ".out.versions"), copy
 
 
 def test_kill_of_a_first_publication_is_no_dataset_that_was_moved(
@@ -247,7 +250,11 @@ def test_kill_of_a_first_publication_is_no_dataset_that_was_moved(
     with monkeypatch.context() as patch:
         _Snapshots(tmp_path / "p", tmp_path / "killed", patch)
         publish(writers, tmp_path / "p/out")
-    unpublished = [copy for copy in sorted((tmp_path / "killed").iterdir()) if not os.path.lexists(copy / "out")]
+    copies = sorted((tmp_path / "killed").iterdir())
+    unpublished = [copy for copy in copies if not os.path.lexists(copy / "out")]
+    for copy in copies[len(unpublished) :]:  # killed after it: the dataset was published, and can be moved
+        os.unlink(copy / "out")
+        assert module._in_use(copy / "out", copy / ".out.versions"), copy
     late = [copy for copy in unpublished if (copy / ".out.versions/000001").exists()]
     assert len(unpublished) > len(late) > 5
     for copy in unpublished:
@@ -314,6 +321,27 @@ def test_a_dataset_that_was_renamed_keeps_its_files(folder: Path, tmp_path: Path
     os.rename(tmp_path / "p/older", tmp_path / "out")  # now it leads nowhere
     with refused("gone", where="out", fix="00000"):
         publish([str(folder / "arm-2")], tmp_path / "p/out")
+
+
+def test_a_dataset_that_was_moved_after_a_kill_keeps_its_files(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder / "one", tmp_path / "p", symlinks=True)
+    plain = module.write_set
+
+    def write_set(*arguments: Any) -> None:
+        plain(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_set", write_set)
+        with pytest.raises(KeyboardInterrupt):
+            publish([str(folder / "arm-2")], tmp_path / "p/out")
+    os.rename(tmp_path / "p/out", tmp_path / "out")
+    with refused("gone", where="out", fix="000001"):
+        publish([str(folder / "arm-1")], tmp_path / "p/out")
+    os.rename(tmp_path / "out", tmp_path / "p/out")
+    assert content(tmp_path / "p/out") == content(folder / "one/out")
 
 
 def test_publications_wait_for_each_other(folder: Path, tmp_path: Path) -> None:

@@ -289,14 +289,16 @@ def test_import_states_the_episodes_of_a_skipped_recording_that_stay(
     assert skipped["episodes_kept"] == 1
 
 
-@pytest.mark.parametrize("kind", ["float64", "float32", "mask", "bool", "bytes", "first black"])
+@pytest.mark.parametrize("kind", ["float64", "float32", "mask", "bool", "bool of one channel", "bytes", "first black"])
 def test_import_scales_images_of_0_to_1_by_their_first_episode(tmp_path: Path, kind: str) -> None:
     masks, black = (VIDEO > 90) * 1.0, np.zeros(VIDEO.shape)
+    one = VIDEO[..., :1] > 90
     stored = {
         "float64": [VIDEO / 255.0, VIDEO / 255.0],
         "float32": [(VIDEO / 255.0).astype(np.float32), masks.astype(np.float32)],
         "mask": [masks, VIDEO / 255.0],
         "bool": [VIDEO > 90, VIDEO > 90],
+        "bool of one channel": [one, one],
         "bytes": [VIDEO * 1.0, masks],  # whole numbers of 0 to 255 in the first: 1 is nearly black
         "first black": [black, VIDEO / 255.0],
     }[kind]
@@ -306,7 +308,8 @@ def test_import_scales_images_of_0_to_1_by_their_first_episode(tmp_path: Path, k
     mapping = {"features": {"observation.images.a": "v"}, "fps": 5, "task": "t"}
     found = run(tmp_path / "out", tmp_path / "0.h5", tmp_path / "1.h5", mapping=mapping)["observation.images.a"]
     scale = 1 if kind == "bytes" else 255
-    np.testing.assert_array_equal(found, np.rint(np.concatenate(stored) * float(scale)).astype(np.uint8))
+    wanted = np.broadcast_to(np.rint(np.concatenate(stored) * float(scale)).astype(np.uint8), found.shape)
+    np.testing.assert_array_equal(found, wanted)
     content = json.loads((tmp_path / "out/meta/import.json").read_text())
     assert content["scaled"] == ([] if scale == 1 else ["observation.images.a"])
 
@@ -326,6 +329,23 @@ def test_import_refuses_images_beyond_the_scale_of_the_first_episode(tmp_path: P
     assert str(error.where).endswith("1.h5")
     assert not absent(error.what, f"{later:g}", "0 to 1")
     assert error.fix
+
+
+@pytest.mark.parametrize("kind", ["metres", "zeros", "whole numbers", "after bools"])
+def test_import_refuses_one_channel_of_floats_which_may_be_depth(tmp_path: Path, kind: str) -> None:
+    depth = VIDEO[..., :1] / {"metres": 256.0, "after bools": 256.0, "zeros": np.inf, "whole numbers": 1.0}[kind]
+    for number, images in enumerate([VIDEO[..., :1] > 90, depth] if kind == "after bools" else [depth]):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["v"] = images
+    sources = sorted(tmp_path.glob("*.h5"))
+    mapping = {"features": {"observation.images.a": "v"}, "fps": 5, "task": "t"}
+    with pytest.raises(RecordingError) as caught:
+        run(tmp_path / "out", *sources, mapping=mapping)
+    error = caught.value
+    assert (error.kind, error.stream, str(error.where)) == ("image", "v", str(sources[-1]))
+    assert not absent(error.what, "float64", "depth", "3 channels")
+    assert not absent(error.fix, "uint8", "bools")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("rate", ["20", -5, 0, [20]])

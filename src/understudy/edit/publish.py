@@ -41,6 +41,8 @@ from understudy.parts import Workers
 
 LEDGER = "meta/published.json"
 """File with the digests of the writers, relative to the root."""
+LINK = "link"
+"""Link to a version from before its folder is made until it is published, which moves the link to OUT."""
 
 
 def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> dict[str, int]:
@@ -67,11 +69,13 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
         raise DatasetError("is a writer, too", where=out, fix="name the folders of the writers alone")
     if os.path.lexists(out) and not (out.is_symlink() and Path(os.readlink(out)).parent.name == store.name):
         raise DatasetError("was not published", where=out, fix="name a new folder")
-    if not out.is_symlink() and (used := _in_use(out, store)):
-        fix = "give the link its name back, or name a new folder"
-        raise DatasetError("is gone, and its files are in use or were published", where=out, fix=f"{fix}: {used[0]}")
     (store / "files").mkdir(parents=True, exist_ok=True)
     with _locked(store):
+        if not out.is_symlink() and (used := _in_use(out, store)):
+            fix = "give the link its name back, or name a new folder"
+            raise DatasetError(
+                "is gone, and its files are in use or were published", where=out, fix=f"{fix}: {used[0]}"
+            )
         old = Catalog.open(out) if out.is_symlink() else None
         published = read_json(old.files, LEDGER) if old else {}
         writers, pieces, added = list[Catalog](), list[Piece](), dict.fromkeys(names, 0)
@@ -99,8 +103,9 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
 def _in_use(out: Path, store: Path) -> list[Path]:
     """Links of other names to the versions of `out`, as after `mv`, and versions that were published."""
     links = [path for path in out.parent.glob("*") if path.is_symlink() and store.name in Path(os.readlink(path)).parts]
-    is_killed = (store / "draft").exists()  # which a version has until it is published
-    return links + [path for path in store.glob("[0-9]*") if not is_killed or path.name != f"{1:06d}"]
+    link = store / LINK
+    unpublished = Path(os.readlink(link)).name if link.is_symlink() else ""
+    return links + [path for path in store.glob("[0-9]*") if path.name != unpublished]
 
 
 @contextmanager
@@ -168,17 +173,18 @@ def _add_version(
     """Write the new episodes and the version with them, and publish it."""
     before = os.path.basename(os.readlink(out)) if old else "000000"
     version, draft, files = store / f"{int(before) + 1:06d}", store / "draft", store / "files"
-    link = store / "link"
-    link.unlink(missing_ok=True)
-    for folder in sorted(store.iterdir()):  # remains of a kill, the draft last, and versions that no reader opens
-        if folder.name not in (before, files.name):
+    link = store / LINK
+    for folder in store.iterdir():  # remains of a kill, and versions that no reader opens
+        if folder.name not in (before, files.name, LINK):
             shutil.rmtree(folder)
+    link.unlink(missing_ok=True)  # after the version that it excuses
     write_set(plan, draft, workers, version.name)
     now = {number: Catalog.open(plan.sources[number].root) for number in {piece.source for piece in plan.pieces}}
     for piece in plan.pieces:  # a recorder that joins its files uses their names again
         source, writer = plan.sources[piece.source], now[piece.source]
         if writer.data_path(piece.row) != source.data_path(piece.row):
             raise DatasetError("its files were joined meanwhile", where=source.root, fix="publish again")
+    os.symlink(f"{store.name}/{version.name}", link)
     (version / "meta").mkdir(parents=True)
     if old:
         shutil.copytree(store / before, version, symlinks=True, dirs_exist_ok=True)
@@ -201,7 +207,6 @@ def _add_version(
         for path in [Path(top, name) for name in (*names, "")]:
             if not path.is_symlink():  # links lie in their folder, and there are many
                 sync(path)
-    os.symlink(f"{store.name}/{version.name}", link)
     os.replace(link, out)
     sync(out.parent)
     shutil.rmtree(draft)

@@ -102,8 +102,9 @@ def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConf
 
 
 def _is_unit(recording: Recording, stream: str, first: Any) -> bool:
-    """Return whether images are of floats or bools, and all values of the recording are in [0, 1]."""
-    if getattr(getattr(first, "dtype", None), "kind", "") not in ("f", "b"):
+    """Return whether images are of bools or of 3 channels of floats, and all values of the recording are in [0, 1]."""
+    kind = getattr(getattr(first, "dtype", None), "kind", "")
+    if kind != "b" and (kind != "f" or first.shape[2:] != (3,)):
         return False
     images = (load() for _, _, load in recording.samples([stream]))
     return all(((image >= 0) & (image <= 1)).all() for image in images)

@@ -44,10 +44,17 @@ def to_image(value: Any, color: str = "", is_unit: bool = False) -> np.ndarray:
     pixels = np.asarray(getattr(value, "data", value) if hasattr(value, "format") else value)
     if pixels.ndim == 1:
         return _to_rgb(_from_file(pixels), color == "bgr")  # in ALOHA, with zeros behind
+    if pixels.dtype.kind == "f" and pixels.shape[2:] == (1,):
+        problem = (
+            f"is {pixels.dtype} {pixels.shape}, expected 3 channels of floats: one may be depth, which is not imported"
+        )
+        raise RecordingError(
+            "image", problem, fix="write gray images as uint8 and masks as bools, or leave the stream out"
+        )
     is_good = (pixels >= 0) & (pixels <= 1) if is_unit else pixels == pixels.astype(np.uint8)
     if pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not is_good.all():
         odd = "".join(f" with {number:g}" for number in pixels[~is_good][:1])
-        rule = "0 to 1, as in the first recording" if is_unit else "whole numbers of 0 to 255, or of floats of 0 to 1"
+        rule = "0 to 1, as in the first recording" if is_unit else "whole numbers of 0 to 255, or of 3 floats of 0 to 1"
         problem = f"is {pixels.dtype} {pixels.shape}{odd}, expected (height, width, 3 or 1) of {rule}"
         raise RecordingError("image", problem, fix="write one of both in all recordings, or leave the stream out")
     return _to_rgb((np.rint(pixels * 255.0) if is_unit else pixels).astype(np.uint8), color == "bgr")
