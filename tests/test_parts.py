@@ -1,5 +1,7 @@
 """Work cut into parts: equal for any number of processes, after kills, and with results of an earlier call."""
 
+import atexit
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -95,6 +97,37 @@ def test_run_goes_on_after_kills_of_the_fork_server(calls: Path) -> None:
             for server in forked([os.getpid()]) if len(finished) % 5 == 0 else ():
                 os.kill(server, signal.SIGKILL)
     assert finished == [((number,), [number**2]) for number in range(12)]
+
+
+def test_the_end_of_a_child_leaves_the_socket_of_its_fork_server(calls: Path) -> None:
+    with Workers(2) as workers:
+        list(workers.run(Squares(calls), PARTS))
+    for _ in range(2):  # from Python 3.14 on, a child calls this by itself
+        child = multiprocessing.get_context("forkserver").Process(target=atexit._run_exitfuncs)
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+
+
+SERVER_OF_ANOTHER = """
+import multiprocessing
+import os
+from multiprocessing.forkserver import _forkserver
+if __name__ == "__main__":
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["understudy.parts"])
+    child = context.Process(target=print)
+    child.start()
+    child.join()
+    folder = os.path.dirname(_forkserver._forkserver_address)
+    _forkserver._stop()
+    assert os.path.isdir(folder)
+"""
+
+
+def test_a_fork_server_of_another_keeps_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SERVER_OF_ANOTHER)
+    subprocess.run([sys.executable, str(tmp_path / "script.py")], check=True)
 
 
 def test_a_single_process_apart_survives_an_item(calls: Path) -> None:

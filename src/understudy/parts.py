@@ -5,14 +5,12 @@ processes, and a part whose process was killed is computed again. With a folder 
 hash of all that the result depends on: a later call with the same work continues there.
 """
 
-import atexit
 import ctypes
 import hashlib
 import logging
 import multiprocessing
 import os
 import pickle
-import shutil
 import signal
 import sys
 import time
@@ -195,7 +193,7 @@ _Task = tuple[int, int | None, Part]
 """Number of a part, place of an item in it or None for all of them, and these items."""
 
 
-def _fork_server() -> Any:
+def fork_server() -> Any:
     """Facts of the fork server that this process has, is, or was forked from; None without one."""
     return getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
 
@@ -203,7 +201,7 @@ def _fork_server() -> Any:
 def _serve(connection: Connection) -> None:
     """Compute parts until the connection ends; on Linux a death of the command ends this process at once."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if (server := _fork_server()) is not None and server._forkserver_alive_fd is not None:
+    if (server := fork_server()) is not None and server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)  # the server ends when all processes with it have ended
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG: the fork server dies with the command
@@ -237,14 +235,6 @@ def _result(answer: bytes) -> Any:
     return content
 
 
-@atexit.register
-def _remove_socket() -> None:
-    """Remove the folder of the socket at the end of a fork server, whose command may have been killed."""
-    server = _fork_server()
-    if server is not None and server._forkserver_pid is None and server._forkserver_address:
-        shutil.rmtree(os.path.dirname(server._forkserver_address), ignore_errors=True)
-
-
 class _Processes:
     """Processes of this host, started when they are needed.
 
@@ -266,7 +256,8 @@ class _Processes:
         """Set the work of later tasks."""
         self._work, self._works, self._deaths = pickle.dumps(work), self._works + 1, {}
         package = type(work).__module__.rpartition(".")[0]
-        self._context.set_forkserver_preload([name for name in sys.modules if name.startswith((package, "numpy."))])
+        modules = [name for name in sys.modules if name.startswith((package, "numpy."))]
+        self._context.set_forkserver_preload(["understudy.fork_server_end", *modules])
 
     def submit(self, task: _Task) -> None:
         """Give a task to an idle process, or to a new one."""
