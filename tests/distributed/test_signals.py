@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from understudy.distributed import signals
-from understudy.distributed.signals import SIGNALS, stop_signals
+from understudy.distributed.signals import SIGNALS, interrupted_by_sigterm, stop_signals
 
 
 def send(number: signal.Signals) -> None:
@@ -38,3 +38,31 @@ def test_stop_signals_second_request_has_its_default_effect(monkeypatch: pytest.
 
     with pytest.raises(KeyboardInterrupt):
         asked_twice()
+
+
+class Dropping:
+    """Gets a signal in its `__del__`, where Python drops the exception of the handler."""
+
+    def __del__(self) -> None:
+        send(signal.SIGTERM)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupted_by_sigterm_raises_again_after_a_dropped_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal soon after the first does not interrupt the cleanup."""
+    before, reached = signal.getsignal(signal.SIGTERM), []
+
+    def works_on() -> None:
+        with interrupted_by_sigterm():
+            Dropping()
+            send(signal.SIGTERM)
+            reached.append("cleanup")
+            monkeypatch.setattr(signals, "SAME_REQUEST", -1.0)
+            send(signal.SIGTERM)
+            reached.append("never")
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        works_on()
+    assert caught.value.args == (signal.SIGTERM,)
+    assert reached == ["cleanup"]
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -45,10 +45,18 @@ class Stop:
 
 @contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """Raise KeyboardInterrupt at SIGTERM, once, with the number of the signal: the block ends as at Ctrl-C."""
+    """Raise KeyboardInterrupt at SIGTERM, with the number of the signal: the block ends as at Ctrl-C.
+
+    Others within `SAME_REQUEST` do not interrupt the cleanup. A later one raises again: Python drops an exception of a
+    `__del__`, and the block continues.
+    """
+    raised = float("-inf")
 
     def interrupt(number: int, _: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleanup
+        nonlocal raised
+        if time.monotonic() - raised <= SAME_REQUEST:
+            return
+        raised = time.monotonic()
         raise KeyboardInterrupt(number)
 
     if threading.current_thread() is not threading.main_thread():
