@@ -9,6 +9,8 @@ An update of a run's data has a file of its own, whose sources continue the numb
 """
 
 import io
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from understudy.data.read.rows import Rows
 from understudy.data.selection.select import EPISODE_STRIDE
 from understudy.errors import ConfigError
 from understudy.order_file import lengths_digest
+from understudy.train.data.fingerprint import THREADS
 from understudy.train.data.run_data import RunData, episodes_within
 
 TRAINING, VALIDATION, WEIGHT, EPISODE, TASK = range(5)
@@ -76,14 +79,20 @@ def _task_runs(catalog: Catalog, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]
     They are those of the episodes with several tasks among `ids`; rows of other episodes are not read.
     """
     episodes, reader = catalog.episodes, Rows(catalog, [], 1 << 26)
-    rows, runs, numbers = episodes.rows_of(ids), [np.empty((0, 3), np.int64)], list[int]()
-    for row in rows[np.diff(episodes.task_offsets)[rows] > 1].tolist():
+    rows = episodes.rows_of(ids)
+    rows = rows[np.diff(episodes.task_offsets)[rows] > 1]
+
+    def read(row: int) -> np.ndarray:
         tasks = reader.span(row, "task_index", 0, int(episodes.lengths[row]))[:, 0]
         starts = np.flatnonzero(np.diff(tasks, prepend=-1))
         stops = np.append(starts[1:], len(tasks))
-        runs.append(np.stack([np.full(len(starts), episodes.ids[row]), starts, stops], axis=1))
-        numbers += tasks[starts].tolist()
-    return np.concatenate(runs), pa.array([catalog.tasks[number] for number in numbers], pa.string())
+        return np.stack([np.full(len(starts), episodes.ids[row]), starts, stops, tasks[starts]], axis=1)
+
+    of_files = np.split(rows, np.flatnonzero(np.diff(episodes.data_file[rows])) + 1)
+    with ThreadPoolExecutor(THREADS) as pool:  # a remote file takes several requests
+        found = chain(*pool.map(lambda part: [read(row) for row in part.tolist()], of_files))
+    runs = np.concatenate([np.empty((0, 4), np.int64), *found])
+    return runs[:, :3], pa.array([catalog.tasks[number] for number in runs[:, 3].tolist()], pa.string())
 
 
 def read_frames(path: Path, sha256: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
