@@ -237,6 +237,7 @@ class VideoFrames(ProcessLocal):
         """Close the open files; a later read opens them again."""
         with self._lock:
             spare = self.readers.clear()
+            self._live.clear()  # else it would hold their indexes
         for unused in spare:
             unused.close()
 
