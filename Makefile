@@ -11,7 +11,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-long lint types pytest pytest-long budget docs wheels soak compat clean
+.PHONY: setup demo test test-long lint types pytest pytest-long docs wheels soak compat clean
 
 setup: .venv/.installed-dev
 
@@ -49,11 +49,6 @@ pytest:
 
 pytest-long:
 	$(PYTEST) --hypothesis-profile=long
-
-# After a reduction: lower tests/house_budget.json and tests/style_budget.json to today's figures.
-budget:
-	$(PY) tests/test_house.py --update
-	$(PY) tests/test_style.py --update
 
 # Packages of the extra `docs` go into .venv, too.
 docs: .venv/.installed-docs

@@ -1,15 +1,7 @@
-"""The rooms of docs/architecture.md: imports between them, sizes of files and folders. Imports no module.
-
-python tests/test_house.py --update    lower the budgets of tests/house_budget.json to today's figures (`make budget`)
-"""
+"""The rooms of docs/architecture.md: imports between them, sizes of files and folders. Imports no module."""
 
 import ast
-import io
-import json
 import re
-import sys
-import tokenize
-import warnings
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -308,75 +300,3 @@ def test_no_room_names_a_concrete_policy(own: str) -> None:
         "FlowPolicy",
         "policies.flow.model",
     ]
-
-
-# -- the budget: figures of the whole source that may only fall -------------------------------------------------------
-
-BUDGET = Path(__file__).with_name("house_budget.json")
-MOST_FUNCTION_LINES = 60
-VAGUE = re.compile(r"found|own|at|one|known|each|wanted|given|here|said|told|kept|so|what|which")
-LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def docstrings(tree: ast.AST) -> set[tuple[int, int]]:
-    """Places (line, column) at which docstrings begin."""
-    nodes = [node for node in ast.walk(tree) if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False)]
-    return {(node.body[0].lineno, node.body[0].col_offset) for node in nodes}
-
-
-def count_tokens(text: str, tree: ast.AST) -> int:
-    """Tokens of code: without comments, docstrings and layout."""
-    skipped = docstrings(tree)
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    return sum(token.type not in LAYOUT and token.start not in skipped for token in tokens)
-
-
-def local_names(function: ast.AST) -> list[str]:
-    """Names that a function binds: arguments and variables."""
-    nodes = list(ast.walk(function))
-    stored = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    return stored + [node.arg for node in nodes if isinstance(node, ast.arg)]
-
-
-def figures() -> dict[str, float]:
-    """Tokens, files, long functions, and the percentage of local names that say nothing."""
-    tokens = sum(count_tokens(MODULES[name].read_text(), tree) for name, tree in trees().items())
-    functions = [
-        node
-        for tree in trees().values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    names = [name for function in functions for name in local_names(function)]
-    return {
-        "tokens": tokens,
-        "files": len(MODULES),
-        "functions_over_60_lines": sum(
-            (node.end_lineno or 0) - node.lineno >= MOST_FUNCTION_LINES for node in functions
-        ),
-        "vague_locals_percent": round(100 * sum(VAGUE.fullmatch(name) is not None for name in names) / len(names), 2),
-    }
-
-
-def test_the_source_stays_within_its_budget() -> None:
-    budget, today = json.loads(BUDGET.read_text()), figures()
-    if sys.version_info >= (3, 12):  # its tokenizer splits f-strings
-        del budget["tokens"], today["tokens"]
-    assert today.keys() == budget.keys()
-    above = {name: (today[name], budget[name]) for name in budget if today[name] > budget[name]}
-    assert above == {}, "(today, budget): say the same with less, by one mechanism instead of two"
-    if below := [name for name in budget if today[name] < 0.98 * budget[name]]:
-        warnings.warn(f"lower the budgets of {', '.join(below)}: make budget", stacklevel=1)
-
-
-def test_the_budget_counts_code_alone() -> None:
-    text = '"""Text."""\n\n# text\ndef f(own: int) -> int:\n    """Text."""\n    total = own\n    return total\n'
-    tree = ast.parse(text)
-    assert count_tokens(text, tree) == 15  # def f ( own : int ) -> int : total = own return total
-    assert local_names(tree.body[1]) == ["total", "own"]
-
-
-if __name__ == "__main__" and "--update" in sys.argv:
-    old, now = json.loads(BUDGET.read_text()), figures()
-    BUDGET.write_text(json.dumps({name: min(old.get(name, now[name]), now[name]) for name in now}, indent=1) + "\n")
