@@ -11,6 +11,7 @@ Work of rank 0 alone may take longer (`keepalive.py`).
 """
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from understudy.distributed.devices import describe_unused_cards, missing_cuda, missing_kernels
 from understudy.distributed.keepalive import RankStalled, send_heartbeats, wait_for_rank_0
 from understudy.distributed.torch_release import leave_groups_alive, missing_feature
 from understudy.errors import ConfigError, RankError, is_wrong_input
@@ -247,18 +249,28 @@ def choose_device(config: "TrainConfig", local_rank: int) -> torch.device:
     """Return the CPU, or this process's own GPU, which becomes torch's current device.
 
     Raises:
-        ConfigError: there is no GPU, or not one for each process on this host.
+        ConfigError: torch sees no GPU, has no kernels for this one, or there are fewer than processes on this host.
     """
-    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+    if config.device == "cpu":
         return torch.device("cpu")
-    count = torch.cuda.device_count()
+    lacking = missing_cuda() if not torch.cuda.is_available() else ""
+    count = 0 if lacking else torch.cuda.device_count()
+    without = [missing_kernels(index) for index in range(count)]
+    if config.device == "auto" and all(without):  # of every process on this host alike
+        if local_rank == 0 and (line := describe_unused_cards()):
+            warnings.warn(line, stacklevel=2)
+        return torch.device("cpu")
     if not count:
-        raise ConfigError("device: cuda, but torch sees no GPU here: use --device cpu, or a build of torch for the GPU")
+        raise ConfigError(f"device: cuda: {lacking}; or use --device cpu")
     if local_rank >= count:
         raise ConfigError(
             f"device: {count} GPUs on this host, and none for its process {local_rank}: start at most {count} here, "
             "or use --device cpu"
         )
+    if without[local_rank]:
+        usable = ",".join(str(index) for index, lack in enumerate(without) if not lack)
+        other = f"set CUDA_VISIBLE_DEVICES={usable}" if usable else "use --device cpu"
+        raise ConfigError(f"device: {without[local_rank]}; or {other}")
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 

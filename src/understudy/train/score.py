@@ -19,6 +19,7 @@ from understudy.checksums import file_sha256
 from understudy.config.data import SourceConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.selection.select import open_episodes
+from understudy.distributed.devices import torch_device
 from understudy.errors import ConfigError
 from understudy.load.instructions import draw_instructions
 from understudy.load.validation_data import prefetch_chunks, sample_identity
@@ -128,9 +129,10 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
         device: device of the arithmetic.
 
     Raises:
-        ConfigError: there is no run, its policy is no value function, or no source of this name.
+        ConfigError: there is no run, its policy is no value function, or no source or device of this name.
         DatasetError: the dataset cannot be read, or has no outcomes or features that the policy needs.
     """
+    torch_device(device)
     run = RunDir(root)
     folder, settings = run.require_policy(), run.settings()
     try:

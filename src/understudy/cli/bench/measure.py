@@ -23,6 +23,7 @@ from understudy.bytesize import parse_bytes
 from understudy.cores import MOST_LOADER_THREADS, available_cores
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
+from understudy.distributed.devices import warn_of_unused_cards
 from understudy.errors import ConfigError, DatasetError
 from understudy.load.choose_order import choose_order
 from understudy.load.loader import Loader
@@ -139,6 +140,8 @@ class Trial:
         del other
         started = time.perf_counter()
         cuda = setting.colors == "yuv" and torch.cuda.is_available()
+        if setting.colors == "yuv" and not cuda and setting.rank == 0:
+            warn_of_unused_cards()
         self.loader = Loader(
             [self.data],
             order=self.order,
