@@ -106,3 +106,38 @@ def encode_video(
     if encoder is None:
         raise ValueError(f"{path}: a video needs at least one image")
     return encoder.close()
+
+
+QUARTER_TURNS = {
+    0: (1 << 16, 0, 0, 0, 1 << 16, 0),
+    1: (0, -1 << 16, 0, 1 << 16, 0, 0),
+    2: (-1 << 16, 0, 0, 0, -1 << 16, 0),
+    3: (0, 1 << 16, 0, -1 << 16, 0, 0),
+}
+"""Quarter turns to the left -> first six numbers of a display matrix."""
+
+
+def set_matrix(path: Path, matrix: Iterable[int], box: bytes = b"tkhd") -> Path:
+    """Write a display matrix into the first box tkhd or mvhd (version 0) of an mp4 file, in place."""
+    content = bytearray(path.read_bytes())
+    place = content.index(box) + 4 + {b"tkhd": 40, b"mvhd": 36}[box]
+    numbers = np.array([*matrix, 0, 0, 1 << 30], ">i4")
+    content[place : place + 36] = numbers.tobytes()
+    path.write_bytes(content)
+    return path
+
+
+def insert_in_entry(path: Path, box: bytes) -> Path:
+    """Append a box to the sample entry of the first track of an mp4 file whose index follows its packets."""
+    content = path.read_bytes()
+    entry = content.index(b"avc1", content.index(b"stsd")) - 4
+    end = entry + int.from_bytes(content[entry : entry + 4], "big")
+    parents = [entry]
+    for name in (b"stsd", b"stbl", b"minf", b"mdia", b"trak", b"moov"):
+        parents.append(content.rindex(name, 0, parents[-1]) - 4)
+    grown = bytearray(content)
+    for parent in parents:
+        size = int.from_bytes(content[parent : parent + 4], "big") + len(box)
+        grown[parent : parent + 4] = size.to_bytes(4, "big")
+    path.write_bytes(grown[:end] + box + grown[end:])
+    return path

@@ -16,7 +16,7 @@ import av
 import pytest
 
 from support.refusals import refused
-from support.videos import KINDS, write_video
+from support.videos import KINDS, QUARTER_TURNS, insert_in_entry, set_matrix, write_video
 from understudy.video.reader import open_video
 
 _COMPARE = """
@@ -79,6 +79,13 @@ def test_torchcodec_equals_pyav(tmp_path: Path) -> None:
         left_out |= {"hevc-open"}
     paths = [write_video(tmp_path / f"{kind}.mp4", kind) for kind in KINDS if kind not in left_out]
     paths.append(write_video(tmp_path / "wide.mp4", "h264-gop2", height=46, width=90))  # no multiple of 32
+    paths += [
+        set_matrix(write_video(tmp_path / f"turned-{name}.mp4", "h264-bframes"), matrix)
+        for name, matrix in {**QUARTER_TURNS, "mirrored": (-1 << 16, 0, 0, 0, 1 << 16, 0)}.items()
+    ]
+    paths.append(set_matrix(write_video(tmp_path / "odd.mp4", "av1-gop2", height=46, width=90), QUARTER_TURNS[1]))
+    paths.append(write_video(tmp_path / "colors.mp4", "h264-gop2"))
+    insert_in_entry(paths[-1], b"\0\0\0\x13colrnclx\0\x01\0\x01\0\x01\0")
     paths += sorted(Path(os.environ.get("UNDERSTUDY_TEST_DATA", tmp_path)).glob("*/videos/**/episode_000001.mp4"))
     libraries = tmp_path / "libraries"
     libraries.mkdir()

@@ -9,6 +9,8 @@ packets           coded packets in decode order
 decoder           from display positions to decoded frames
 codec_pool        reuse of codec contexts, per thread
 parameter_sets    parameter sets inside packets (SPS, PPS), which a decoder remembers
+orientation       EXIF orientation of images and quarter turns of frames: the one rule
+shown             what a container says of how its video is shown
 color             conversion to RGB planes, written straight into an array, and area averaging to another size
 depth             depth images, without color conversion
 encode            encode images into mp4, and concatenate mp4 files without re-encoding

@@ -63,6 +63,7 @@ SPARE_BYTES = 4 << 20
 """Largest total size of each thread's spare contexts, unless a single one is larger. Their users report the sizes."""
 
 _SIZED_BY_CONTAINER = ("ffv1",)
+_MATRICES = (1, 4, 5, 6, 7, 9, 10)  # color matrices that swscale converts
 _DECODERS = {"av1": "libdav1d"}  # FFmpeg's own "av1" decoder only drives hardware
 
 
@@ -76,6 +77,7 @@ class CodecKey(NamedTuple):
         strict: whether damage is an error.
         pixels: pixels of one frame, as the file declares; 0: any number.
         size: (height, width), for a codec whose packets do not state it; (0, 0) for others.
+        colors: matrix and range that the container names, for streams that name none.
     """
 
     codec: str
@@ -84,13 +86,15 @@ class CodecKey(NamedTuple):
     strict: bool
     pixels: int = 0
     size: tuple[int, int] = (0, 0)
+    colors: tuple[int, int] = (2, 0)
 
     @staticmethod
     def from_index(index: VideoIndex) -> CodecKey:
         """Key of a video."""
         size = (index.height, index.width) if index.codec in _SIZED_BY_CONTAINER else (0, 0)
         pixels = index.height * index.width
-        return CodecKey(index.codec, index.extradata, min(index.reorder, 16), True, pixels, size)
+        colors = index.shown.colors[2:]
+        return CodecKey(index.codec, index.extradata, min(index.reorder, 16), True, pixels, size, colors)
 
 
 class PooledContext(NamedTuple):
@@ -160,6 +164,11 @@ def create_context(key: CodecKey, where: str) -> av.VideoCodecContext:
     if any(key.size):
         context.height, context.width = key.size
     context.thread_count = 1
+    matrix, color_range = key.colors
+    if matrix in _MATRICES:
+        context.colorspace = matrix
+    if color_range:
+        context.color_range = color_range
     # A decoder allocates memory for the size that packets declare, so that size is limited to little more than the
     # file's; codecs round sizes up.
     limit = {"max_pixels": str(min(2 * key.pixels + (1 << 20), (1 << 31) - 1))} if key.pixels else {}

@@ -24,6 +24,7 @@ from understudy.cancel import Cancelled, is_cancelled
 from understudy.errors import DatasetError
 from understudy.video.codec_pool import CodecKey, PooledContext, borrow, decoder_bytes, frame_bytes, give_back
 from understudy.video.native.loops import decode_packets, load_loops
+from understudy.video.orientation import turn_frame
 from understudy.video.packets import Packets
 from understudy.video.parameter_sets import InBand
 
@@ -82,7 +83,7 @@ class FrameDecoder:
         return zip(positions.tolist(), chain.from_iterable(self.runs(positions, run_length)))
 
     def runs(self, positions: np.ndarray, run_length: int = 1) -> Iterator[list[av.VideoFrame]]:
-        """See `VideoCursor.runs`. A frame holds 1.5 bytes a pixel.
+        """See `VideoCursor.runs`. A frame holds 1.5 bytes a pixel, and is turned as it is shown.
 
         Raises:
             DatasetError: a frame cannot be decoded, or has another size than the file declares, or another format.
@@ -93,7 +94,7 @@ class FrameDecoder:
         if numbers:
             self.position = numbers[-1] + 1
         limits = self._gops.packet_limits(positions) if numbers else []
-        height, width = self._index.height, self._index.width
+        height, width, turns = self._index.height, self._index.width, self._index.shown.turns
         keep = self._keep_recent and len(numbers) <= _RECENT
         done = 0
         while done < len(numbers):
@@ -106,7 +107,7 @@ class FrameDecoder:
             for number, frame in enumerate(run):
                 if frame.height != height or frame.width != width:
                     if number:
-                        yield run[:number]
+                        yield [turn_frame(sound, turns) for sound in run[:number]] if turns else run[:number]
                     size = f"{frame.width}x{frame.height}"
                     problem = f"frame {position + number} is {size}, the file declares {width}x{height}"
                     raise DatasetError(problem, where=self._where, fix="split the file where the size changes")
@@ -116,7 +117,7 @@ class FrameDecoder:
             if keep:
                 self._recent.update(zip(numbers[done:], run))
             done += len(run)
-            yield run
+            yield [turn_frame(frame, turns) for frame in run] if turns else run
 
     def park(self) -> None:
         """See `VideoCursor.park`."""

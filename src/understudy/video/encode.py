@@ -260,8 +260,8 @@ def _is_restart(source: ByteSource, index: VideoIndex, first: int) -> bool:
 
 
 def stream_settings(index: VideoIndex) -> tuple[object, ...]:
-    """Settings that all parts of one copied stream must share: codec, decoder configuration, width, height."""
-    return index.codec, index.extradata, index.width, index.height
+    """Settings that all parts of one copied stream share: codec, decoder configuration, size, and how it is shown."""
+    return index.codec, index.extradata, index.width, index.height, index.shown
 
 
 def copy_spans(spans: Sequence[PacketSpan], out: str | os.PathLike[str], fps: float | Fraction) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ctypes
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+
+from understudy.video.shown import Shown, turned_size
 
 WHOLE_GOP = 32
 """Longest GOP that is decoded at once: one decoder, in the processor's cache, serves many clips."""
@@ -27,12 +29,14 @@ class VideoIndex:
     Attributes:
         codec: FFmpeg's name of the codec.
         extradata: decoder configuration, needed before the first packet.
-        width: width of a frame, in pixels.
-        height: height of a frame, in pixels.
+        width: width of a decoded frame, in pixels.
+        height: height of a decoded frame, in pixels.
         fps: frames per second over the whole track.
         keys: int32 (k,), decode positions of the key frames, sorted.
         display: int32 (n,), display position of each packet: a permutation of 0..n-1 in an mp4 file; -1 where a
             container marks a packet as never shown.
+        shown: what the container says of how frames are shown.
+        streams: number of video streams in the file, pictures of a cover left out.
     """
 
     codec: str
@@ -42,6 +46,13 @@ class VideoIndex:
     fps: float
     keys: np.ndarray
     display: np.ndarray
+    shown: Shown = field(default=Shown(), kw_only=True)
+    streams: int = field(default=1, kw_only=True)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of an image as it is shown."""
+        return turned_size(self.height, self.width, self.shown.turns)
 
     @cached_property
     def count(self) -> int:

@@ -1,5 +1,8 @@
 """Sample tables of the video track of an mp4 file, parsed once into numpy arrays. A sample is a packet.
 
+Of several video tracks, pictures of a cover (JPEG, PNG) come last, then disabled ones, then those with fewer frames,
+then those with fewer bytes.
+
 Only box headers and the `moov` box are read (one to three small reads), from anything with `seek` and `read`, so a
 remote file costs the same reads. Field layouts: ISO/IEC 14496-12 (boxes), 14496-15 (avcC, hvcC), 14496-1 (esds),
 AV1-ISOBMFF (av1C).
@@ -7,12 +10,15 @@ AV1-ISOBMFF (av1C).
 
 from __future__ import annotations
 
-from typing import BinaryIO
+from collections.abc import Iterator
+from math import gcd
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from understudy.errors import DatasetError
 from understudy.video.index import Mp4Index
+from understudy.video.shown import IDENTITY, UNSPECIFIED, Shown, multiply
 
 FIRST_READ = 1 << 16  # first read: the whole index of a file written with faststart, up to some thousand frames
 _MAX_MOOV = 1 << 30  # an index of 1 GiB would describe some 100 million frames
@@ -25,6 +31,8 @@ _CODECS = {
     b"av01": ("av1", b"av1C"),
     b"mp4v": ("mpeg4", b"esds"),
 }
+_PICTURES = (b"jpeg", b"mjpa", b"mjpb", b"png ", b"tiff", b"gif ")  # sample entries of a cover
+_PICTURE_TYPES = (0x6C, 0x6D)  # objectTypeIndication of JPEG and PNG in an esds box
 _FIRST_BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp", b"pdin", b"uuid"}
 
 
@@ -33,7 +41,7 @@ class UnknownLayout(Exception):
 
 
 def read_mp4(file: BinaryIO, name: str) -> Mp4Index:
-    """Parse the first video track of an mp4 file.
+    """Parse the video track of an mp4 file.
 
     Args:
         file: seekable, opened for reading bytes.
@@ -47,12 +55,15 @@ def read_mp4(file: BinaryIO, name: str) -> Mp4Index:
     moov = _find_moov(file, size, name)
     if moov.find(b"mvex") is not None:
         raise UnknownLayout("fragmented")
-    movie_scale = moov.need(b"mvhd").timescale()
-    for track in moov.all(b"trak"):
-        media = track.need(b"mdia")
-        if media.need(b"hdlr").take(8, 4) == b"vide":
-            return _read_track(track, media, movie_scale, size)
-    raise DatasetError("holds no video track", where=name, fix="name another file")
+    movie = moov.need(b"mvhd")
+    tracks = [_Track(track, media) for track in moov.all(b"trak") if (media := track.need(b"mdia")).is_video]
+    if not tracks:
+        raise DatasetError("holds no video track", where=name, fix="name another file")
+    if len(tracks) == 1:
+        return _read_track(*tracks[0], movie, size, 1)
+    ranks = [_rank(track, size) for track in tracks]
+    films = sum(rank[0] for rank in ranks)
+    return _read_track(*tracks[ranks.index(max(ranks))], movie, size, films or len(tracks))
 
 
 class _Box:
@@ -105,6 +116,11 @@ class _Box:
             raise self.error(f"has no '{kind.decode()}'")
         return box
 
+    @property
+    def is_video(self) -> bool:
+        """Whether this `mdia` box is of a video track."""
+        return self.need(b"hdlr").take(8, 4) == b"vide"
+
     def timescale(self) -> int:
         """Read the units per second of a movie header or media header."""
         scale = self.number(20 if self.number(0, 1) == 1 else 12, 4)
@@ -154,10 +170,29 @@ def _find_moov(file: BinaryIO, size: int, name: str) -> _Box:
     raise DatasetError("has no index (no 'moov' box): it was not written to the end", where=name, fix=_REMEDY)
 
 
-def _read_track(track: _Box, media: _Box, movie_scale: int, file_size: int) -> Mp4Index:
+class _Track(NamedTuple):
+    box: _Box
+    media: _Box
+
+
+def _rank(track: _Track, file_size: int) -> tuple[bool, bool, int, int]:
+    """Rank of a track among the video tracks of a file: film, enabled, frames, bytes."""
+    table = track.media.need(b"minf").need(b"stbl")
+    stsd, size = table.need(b"stsd"), _sizes(table, file_size)
+    kind = stsd.take(12, 4) if len(stsd.data) >= 16 else b""
+    picture = kind in _PICTURES
+    if kind == b"mp4v" and (esds := stsd.need(kind, 8).find(b"esds", 78)) is not None:
+        picture = _is_picture(esds)
+    header = track.box.find(b"tkhd")
+    return not picture, header is not None and bool(header.number(3, 1) & 1), len(size), int(size.sum())
+
+
+def _read_track(track: _Box, media: _Box, movie: _Box, file_size: int, streams: int) -> Mp4Index:
+    movie_scale = movie.timescale()
     scale = media.need(b"mdhd").timescale()
     table = media.need(b"minf").need(b"stbl")
-    codec, extradata, width, height = _description(table.need(b"stsd"))
+    codec, extradata, width, height, entry = _description(table.need(b"stsd"))
+    shown = _shown(track.find(b"tkhd"), movie, entry, width, height)
     size = _sizes(table, file_size)
     n = len(size)
     if n and int(size.min()) == 0:
@@ -176,10 +211,40 @@ def _read_track(track: _Box, media: _Box, movie_scale: int, file_size: int) -> M
     if n and int(size.max()) > np.iinfo(np.int32).max:
         raise table.error(f"declares a packet of {int(size.max())} bytes")
     keys, display, size = (array.astype(np.int32) for array in (_keys(table, n), display, size))
-    return Mp4Index(codec, extradata, width, height, fps, keys, display, offset, size)
+    place = codec, extradata, width, height, fps, keys, display, offset, size
+    return Mp4Index(*place, shown=shown, streams=streams)
 
 
-def _description(stsd: _Box) -> tuple[str, bytes, int, int]:
+def _shown(header: _Box | None, movie: _Box, entry: _Box, width: int, height: int) -> Shown:
+    """Read what the boxes tkhd, mvhd and those of the sample entry say of how the track is shown."""
+    matrix, place = IDENTITY, 0
+    if header is not None:
+        place = 52 if header.number(0, 1) == 1 else 40
+        matrix = multiply(_matrix(header, place), _matrix(movie, 48 if movie.number(0, 1) == 1 else 36))
+    aspect, colors = (1, 1), UNSPECIFIED
+    if (box := entry.find(b"pasp", 78)) is not None and box.number(0, 4) and box.number(4, 4):
+        aspect = box.number(0, 4), box.number(4, 4)
+    elif header is not None and len(header.data) >= place + 44:
+        wide, tall = header.number(place + 36, 4), header.number(place + 40, 4)
+        if wide and tall and abs(wide * height / (tall * width) - 1) > 0.01:
+            aspect = wide * height, tall * width
+    if (box := entry.find(b"colr", 78)) is not None and box.take(0, 4) in (b"nclx", b"nclc"):
+        is_ranged = box.take(0, 4) == b"nclx" and len(box.data) > 10
+        full_range = (1 + (box.number(10, 1) >> 7)) if is_ranged else 0
+        colors = box.number(4, 2), box.number(6, 2), box.number(8, 2), full_range
+    clean = entry.find(b"clap", 78)
+    common = gcd(*aspect)
+    return Shown(matrix, (aspect[0] // common, aspect[1] // common), colors, bytes(clean.data) if clean else b"")
+
+
+def _matrix(box: _Box, place: int) -> tuple[int, ...]:
+    if len(box.data) < place + 36:
+        return IDENTITY
+    return tuple(np.frombuffer(box.data, ">i4", 9, place).tolist())
+
+
+def _description(stsd: _Box) -> tuple[str, bytes, int, int, _Box]:
+    """Read codec, decoder configuration, width and height of a sample description; its box comes last."""
     if stsd.number(4, 4) != 1:
         raise UnknownLayout("several sample descriptions")
     kind = stsd.take(12, 4)
@@ -193,11 +258,31 @@ def _description(stsd: _Box) -> tuple[str, bytes, int, int]:
     box = entry.find(config, 78)
     if box is None:
         raise UnknownLayout(f"no {config.decode()} box")
-    return codec, _mpeg4_config(box) if codec == "mpeg4" else bytes(box.data), width, height
+    config = _mpeg4_config(box) if codec == "mpeg4" else bytes(box.data)
+    return codec, config, width, height, entry
 
 
 def _mpeg4_config(esds: _Box) -> bytes:
-    """Find the decoder configuration in the nested descriptors of an `esds` box (14496-1, 7.2.6)."""
+    """Find the decoder configuration in the nested descriptors of an `esds` box."""
+    for tag, offset, length in _descriptors(esds):
+        if tag == 0x04 and esds.number(offset, 1) != 0x20:
+            raise UnknownLayout("not MPEG-4 part 2")
+        if tag == 0x05:  # DecoderSpecificInfo
+            return esds.take(offset, length)
+    raise AssertionError("the descriptors end with an error")
+
+
+def _is_picture(esds: _Box) -> bool:
+    """Whether an `esds` box describes JPEG or PNG pictures."""
+    try:
+        kind = next(esds.number(offset, 1) for tag, offset, _ in _descriptors(esds) if tag == 0x04)
+    except (DatasetError, UnknownLayout):
+        return False
+    return kind in _PICTURE_TYPES
+
+
+def _descriptors(esds: _Box) -> Iterator[tuple[int, int, int]]:
+    """Yield tag, place and length of the nested descriptors of an `esds` box (14496-1, 7.2.6), up to its end."""
     offset = 4
     while True:
         tag, length, offset = esds.number(offset, 1), 0, offset + 1
@@ -206,19 +291,14 @@ def _mpeg4_config(esds: _Box) -> bytes:
             length = (length << 7) | (byte & 0x7F)
             if byte < 0x80:
                 break
+        yield tag, offset, length
         if tag == 0x03:  # ES_Descriptor: id, flags, and the fields that the flags announce
             flags = esds.number(offset + 2, 1)
             offset += 3 + (2 if flags & 0x80 else 0) + (2 if flags & 0x20 else 0)
             if flags & 0x40:
                 raise UnknownLayout("elementary stream by reference")
-        elif tag == 0x04:  # DecoderConfigDescriptor
-            if esds.number(offset, 1) != 0x20:
-                raise UnknownLayout("not MPEG-4 part 2")
-            offset += 13
-        elif tag == 0x05:  # DecoderSpecificInfo
-            return esds.take(offset, length)
-        else:
-            offset += length
+        else:  # DecoderConfigDescriptor holds others behind its fields
+            offset += 13 if tag == 0x04 else length
 
 
 def _sizes(table: _Box, file_size: int) -> np.ndarray:

@@ -15,21 +15,28 @@ import ctypes
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator
+from fractions import Fraction
 from time import perf_counter
 from typing import Any
 
 import av
 import numpy as np
+from av.sidedata.sidedata import Type as SideDataType
+from av.stream import Disposition
 
 from understudy.errors import DatasetError, SourceError
 from understudy.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy.video.index import PacketRun, PacketTable, VideoIndex
 from understudy.video.mp4 import UnknownLayout, read_mp4
 from understudy.video.native.ffmpeg import PYAV_MAJOR
+from understudy.video.shown import IDENTITY, Shown
 
 _MAX_READ = 4 << 20  # bytes of one read, unless a single packet is larger
 _BUFFER = 1 << 20  # bytes read ahead in a container that is not local
 _OPEN: dict[str, Any] = {"metadata_errors": "replace"} if PYAV_MAJOR < 19 else {}  # accept text that is not UTF-8
+_PICTURES = ("mjpeg", "png", "bmp", "gif", "tiff", "webp")  # codecs of a cover
+_WITH_MATRIX = {"mov", "mp4", "matroska", "webm"}  # containers that may hold a display matrix
+_SEEN_PIXELS = 1 << 26  # larger frames are not decoded for the matrix
 _REMEDY = "the file is damaged: copy or record it again"
 
 
@@ -185,14 +192,37 @@ class Mp4Packets:
         self._source.close()
 
 
+def film_streams(container: av.container.InputContainer) -> list[av.VideoStream]:
+    """Video streams of a container without pictures of a cover; those, too, where there is nothing else."""
+    streams = list(container.streams.video)
+    films = [
+        stream
+        for stream in streams
+        if not stream.disposition & Disposition.attached_pic
+        and (stream.codec_context is None or stream.codec_context.name not in _PICTURES)
+    ]
+    return films or streams
+
+
+def main_stream(container: av.container.InputContainer) -> av.VideoStream:
+    """Video stream that is read: FFmpeg's best one, but no picture of a cover. The container has one at least."""
+    films = film_streams(container)
+    best = container.streams.best("video")
+    return next((stream for stream in films if best is not None and stream.index == best.index), films[0])
+
+
 class ContainerPackets:
-    """Packets through PyAV's demuxer. Opening costs one walk over the whole file, without decoding."""
+    """Packets through PyAV's demuxer. Opening costs one walk over the whole file; a few frames are decoded.
+
+    Those bring the container's display matrix, which PyAV hides elsewhere.
+    """
 
     def __init__(self, source: ByteSource) -> None:
         self._source, path = source, source.where
         self.path, self.wait_seconds = path, 0.0
         self._open()
-        stream = self._container.streams.video[0]
+        stream = self._stream
+        sight = _Sight(stream, self._container.format.name)
         times: list[int] = []
         keys: list[int] = []
         shown: list[bool] = []
@@ -203,6 +233,7 @@ class ContainerPackets:
                     raise DatasetError(problem, where=path, fix="remux it into mp4")
                 if packet.is_keyframe:
                     keys.append(len(times))
+                sight.add(packet)
                 times.append(packet.pts)
                 shown.append(not packet.is_discard)
         except av.FFmpegError as error:
@@ -225,6 +256,8 @@ class ContainerPackets:
             fps=float(stream.average_rate or 0),
             keys=np.array(keys or [0], np.int32),
             display=display,
+            shown=sight.shown(),
+            streams=len(film_streams(self._container)),
         )
         self._next = len(times)
 
@@ -236,10 +269,11 @@ class ContainerPackets:
             raise DatasetError(f"cannot be opened: {error.strerror}", where=self.path, fix=_REMEDY) from None
         if not self._container.streams.video:
             raise DatasetError("holds no video track", where=self.path, fix="name another file")
+        self._stream = main_stream(self._container)
         self._packets = self._demuxed()
 
     def _demuxed(self) -> Iterator[av.Packet]:
-        return (packet for packet in self._container.demux(video=0) if packet.size)
+        return (packet for packet in self._container.demux(self._stream) if packet.size)
 
     def packet(self, i: int, read_limit: int) -> av.Packet:
         """See `Mp4Packets.packet`."""
@@ -276,7 +310,7 @@ class ContainerPackets:
                 self._container.close()
                 self._open()
             else:
-                self._container.seek(time, stream=self._container.streams.video[0], backward=True)
+                self._container.seek(time, stream=self._stream, backward=True)
                 self._packets = self._demuxed()
             packet = next((candidate for candidate in self._packets if candidate.pts == time), None)
             if packet is not None:
@@ -298,6 +332,39 @@ class ContainerPackets:
         """See `Mp4Packets.close`."""
         self._container.close()
         self._source.close()
+
+
+class _Sight:
+    """Finds out what a container says of how a stream is shown, from the packets of a walk over it."""
+
+    def __init__(self, stream: av.VideoStream, container: str) -> None:
+        self._stream, self._matrix = stream, IDENTITY
+        context = stream.codec_context
+        has_matrix = bool(_WITH_MATRIX & set(container.split(",")))
+        self._is_open = has_matrix and context is not None and context.width * context.height <= _SEEN_PIXELS
+        if self._is_open:
+            context.thread_count = 1  # the first frame comes out early
+
+    def add(self, packet: av.Packet) -> None:
+        """Take the next packet; it is decoded where no frame came out so far."""
+        if not self._is_open:
+            return
+        try:
+            frames = packet.decode()
+        except av.FFmpegError:  # damage is met again where the frame is wanted
+            return
+        if frames:
+            self._is_open = False
+            for data in frames[0].side_data:
+                if data.type == SideDataType.DISPLAYMATRIX:
+                    self._matrix = tuple(np.frombuffer(bytes(data)[:36], np.int32).tolist())
+
+    def shown(self) -> Shown:
+        """Return what was found."""
+        context = self._stream.codec_context
+        aspect = self._stream.sample_aspect_ratio or 1
+        names = (context.color_primaries, context.color_trc, context.colorspace, context.color_range)
+        return Shown(self._matrix, Fraction(aspect).as_integer_ratio(), tuple(int(name) for name in names))
 
 
 Packets = Mp4Packets | ContainerPackets

@@ -67,8 +67,10 @@ class VideoReader:
     Attributes:
         path: name of the file, as errors name it.
         count: number of frames.
-        height: height of a frame, in pixels.
-        width: width of a frame, in pixels.
+        height: height of an image as it is shown, in pixels.
+        width: width of an image as it is shown, in pixels.
+        shown: what the container says of how images are shown.
+        streams: number of video streams in the file.
         fps: frames per second.
         codec: FFmpeg's name of the codec.
         gops: between key frames.
@@ -84,7 +86,8 @@ class VideoReader:
     index_bytes = 0
 
     def __init__(self, path: str, index: VideoIndex) -> None:
-        self.path, self.count, self.height, self.width = path, index.count, index.height, index.width
+        self.path, self.count, self.shown, self.streams = path, index.count, index.shown, index.streams
+        self.height, self.width = index.image_size
         self.fps, self.codec, self.gops = index.fps, index.codec, index.gops
 
     @property
@@ -239,7 +242,7 @@ class TorchcodecReader(VideoReader):
 
     def cursor(self) -> TorchcodecCursor:
         """See `VideoReader.cursor`."""
-        return TorchcodecCursor(self._source, self.count)
+        return TorchcodecCursor(self._source, self.count, self.shown.turns)
 
     def close(self) -> None:
         """See `VideoReader.close`."""
@@ -254,8 +257,8 @@ class TorchcodecCursor:
 
     wait_seconds = 0.0
 
-    def __init__(self, source: ByteSource, count: int) -> None:
-        self.position, self._source, self._count = -1, source, count
+    def __init__(self, source: ByteSource, count: int, turns: int) -> None:
+        self.position, self._source, self._count, self._turns = -1, source, count, turns
         self._class = _decoder_class()
         self._pid: int | None = None
 
@@ -276,6 +279,8 @@ class TorchcodecCursor:
                 problem = f"torchcodec counts {len(self._decoder)} frames, the file's index {self._count}"
                 raise DatasetError(problem, where=path, fix="use video_backend='pyav'")
             images: np.ndarray = self._decoder.get_frames_at(indices=positions.tolist()).data.numpy()
+            if self._turns and not hasattr(self._decoder.metadata, "rotation"):  # before torchcodec 0.11
+                images = np.rot90(images, self._turns, (1, 2))
         except (RuntimeError, ValueError, IndexError) as error:
             if isinstance(error, DatasetError):
                 raise

@@ -20,6 +20,7 @@ from understudy.data.read.rows import ProcessLocal, to_numpy
 from understudy.errors import DatasetError
 from understudy.lru import LRUCache
 from understudy.storage.dataset_root import with_location
+from understudy.video.orientation import upright
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000")
 """Formats that Pillow may read. It knows others, some of which run programs."""
@@ -147,7 +148,8 @@ def image_bytes(value: object, key: str, catalog: Catalog, where: str) -> bytes:
 def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) -> np.ndarray:
     """Decode an image of an `image` column to uint8 (C, H, W), C as declared; depth to uint16 or float32 (1, H, W).
 
-    A grey image fills all three channels where color is declared. A fully opaque alpha channel is dropped.
+    An image is turned and mirrored as its EXIF data asks (`video/orientation.py`). A grey image fills all three
+    channels where color is declared. A fully opaque alpha channel is dropped.
 
     Args:
         value: {"bytes": encoded image or None, "path": file under the root}, or the encoded bytes.
@@ -164,7 +166,7 @@ def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) 
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             _check_size(image, feature, where)  # before memory is allocated
             image.load()
-            array = (_to_depth if feature.is_depth else _to_channels)(image, feature, where)
+            array = (_to_depth if feature.is_depth else _to_channels)(upright(image), feature, where)
     except DatasetError:
         raise
     except Exception as error:
