@@ -135,7 +135,7 @@ def with_rates(row: Row, device: str) -> Row:
     """Add tokens/s and MFU to a row of `train`; None where samples differ from the formula."""
     sys.path[:0] = [path for path in (str(HERE), str(SOURCES)) if path not in sys.path]
     from gpu_pi05_run import forward_flops, sample_tokens, sizes_of
-    from understudy.train.profiling.live_bytes import peak_flops
+    from understudy.train.profiling.data_sheets import peak_flops
 
     if row["kind"] != "train" or "samples_per_s" not in row:
         return row

@@ -1,4 +1,4 @@
-"""`understudy plan CONFIG`: memory and arithmetic of a run from shapes alone, and its largest micro-batch on a card."""
+"""`understudy plan CONFIG`: memory, arithmetic and steps per hour of a run, and its largest micro-batch on a card."""
 
 import json
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from understudy.bytesize import parse_bytes
 from understudy.config.declare import Interval
 from understudy.config.train import TrainConfig
+from understudy.train.profiling.data_sheets import TERAFLOPS, peak_flops
 
 if TYPE_CHECKING:
     from understudy.train.profiling.plan import Plan
@@ -22,6 +23,8 @@ NAMES = {
     "rest": "temporary, less parts that never coincide",
     "peak": "peak, the sum of these",
 }
+SHORTEST_STEP = 0.02
+"""Seconds of arithmetic of a step below which the launches of its kernels take as long."""
 FLOPS_NOTE = "forward and backward, without recomputation"
 
 
@@ -38,6 +41,11 @@ class PlanConfig(TrainConfig):
     gpu_memory: tuple[str, ...] = ()
     """Memory of a card, such as 80GB, or of several: adds whether the run fits, and the largest micro-batch. The exit
     code is 1 if the run exceeds each of them."""
+    gpu: tuple[str, ...] = ("RTX 4090", "A100", "H100")
+    """Names of graphics cards, as in "H100 PCIe". The plan adds the steps per hour on each, by its data sheet."""
+    mfu: Annotated[float, Interval(gt=0, le=1)] = 0.35
+    """Share of the arithmetic of the data sheet that a step reaches. The pi0.5 of 3 billion parameters reaches 0.31 to
+    0.38 on an H200. Small networks, and steps that wait for their data, reach far less."""
     json: bool = False
     """Print one JSON object instead of the table."""
 
@@ -52,6 +60,10 @@ class PlanConfig(TrainConfig):
             else:
                 if size.strip()[-1].isdigit():
                     errors.append(f"gpu_memory: {size!r} has no unit; give one, as in {size.strip()}GB")
+        names = ", ".join(TERAFLOPS)
+        errors += [
+            f"gpu: no data sheet of {name!r} is here; there are {names}" for name in self.gpu if name not in TERAFLOPS
+        ]
         return errors
 
 
@@ -61,8 +73,42 @@ def plan(config: PlanConfig) -> int:
 
     device = "cpu" if config.device == "cpu" else "cuda"
     estimate = planning.plan(config, config.world_size, device, [parse_bytes(size) for size in config.gpu_memory])
-    print(json.dumps(estimate.plain()) if config.json else format_plan(estimate, config.gpu_memory))
+    if config.json:
+        print(json.dumps(estimate.plain() | {"mfu": config.mfu, "steps_per_hour": steps_per_hour(config, estimate)}))
+    else:
+        print(format_plan(estimate, config.gpu_memory))
+        print("\n" + format_speeds(config, estimate))
     return 0 if not estimate.cards or estimate.memory["peak"] <= max(card.limit for card in estimate.cards) else 1
+
+
+def step_seconds(config: PlanConfig, costs: "Plan") -> dict[str, float | None]:
+    """Return the seconds of a step by name of a card; None where its data sheet lacks the arithmetic of the run."""
+    speeds = {name: peak_flops(name, costs.arithmetic) for name in config.gpu}
+    return {name: speed and costs.step_seconds(config.mfu * speed) for name, speed in speeds.items()}
+
+
+def steps_per_hour(config: PlanConfig, costs: "Plan") -> dict[str, float | None]:
+    """Return the steps per hour by name of a card; None where arithmetic does not decide them, or is unknown."""
+    times = step_seconds(config, costs)
+    return {name: 3600 / time if time and time >= SHORTEST_STEP else None for name, time in times.items()}
+
+
+def format_speeds(config: PlanConfig, costs: "Plan") -> str:
+    """Format the steps per hour for a terminal."""
+    cards = "card" if costs.conditions["ranks"] == 1 else f"{costs.conditions['ranks']} cards"
+    basis = f"{config.mfu:.0%} of the {costs.arithmetic} arithmetic of the data sheet (--mfu)"
+    lines = [f"{cards:<12}{'steps/hour':>12}  at {basis}, without waiting for data"]
+    for name, time in step_seconds(config, costs).items():
+        if time is None:
+            lines.append(f"{name:<12}{'':>12}  its data sheet has no {costs.arithmetic}")
+        elif time < SHORTEST_STEP:
+            note = f"{1000 * time:.1f} ms of arithmetic: the host decides; measure with `understudy profile`"
+            lines.append(f"{name:<12}{'':>12}  {note}")
+        else:
+            hours = config.steps * time / 3600
+            note = f"{config.batch_size / time:,.1f} samples/s; {config.steps:,} steps take {hours:,.1f} hours"
+            lines.append(f"{name:<12}{3600 / time:>12,.0f}  {note}")
+    return "\n".join(lines)
 
 
 def format_plan(costs: "Plan", cards: Sequence[str]) -> str:

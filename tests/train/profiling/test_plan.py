@@ -30,6 +30,7 @@ from support.refusals import refused
 from support.runs import tiny_config
 from understudy import progress
 from understudy.cli.main import main
+from understudy.cli.plan import PlanConfig, format_speeds, steps_per_hour
 from understudy.config.lora import LoraConfig
 from understudy.config.schema import override
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig
@@ -45,6 +46,7 @@ from understudy.train.micro_batches import largest_part
 from understudy.train.profiling import plan as planning
 from understudy.train.profiling.live_bytes import LiveBytes
 from understudy.train.profiling.plan import (
+    count_flops,
     largest_batch,
     one_sample,
     plan,
@@ -122,11 +124,11 @@ def inputs_of(config: TrainConfig, mesh: Mesh) -> tuple[dict[str, Any], dict[str
     return batch, make_draws(policy.random_spec("train"), config.seed, batch["position"])
 
 
-def traced(config: TrainConfig, world_size: int = 1, flops: bool = False, device: str = "cpu") -> planning.Shapes:
+def traced(config: TrainConfig, world_size: int = 1, device: str = "cpu") -> planning.Shapes:
     """The step of a plan alone, without its other checkpointing modes."""
     opened, size = open_data(config), largest_part(config, world_size, None)
     scales = choose_normalization(config, opened)
-    return trace_step(config, opened, scales, one_sample(config, opened), world_size, device, size, flops)
+    return trace_step(config, opened, scales, one_sample(config, opened), world_size, device, size)
 
 
 def predicted(config: TrainConfig, world_size: int = 1) -> dict[str, int]:
@@ -367,9 +369,9 @@ def test_largest_batch_is_the_last_that_fits(limit: int, curve: Callable[[int], 
 def shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network of 1,000 bytes, and 100 more for each sample."""
 
-    def fake(config: Any, data: Any, scales: Any, sample: Any, world: int, device: str, size: int, flops: bool = False):
+    def fake(config: Any, data: Any, scales: Any, sample: Any, world: int, device: str, size: int):
         memory = dict.fromkeys(("parameters", "gradients", "optimizer state", "average", "activations"), 100)
-        return planning.Shapes(memory | {"peak": 1000 + 100 * size}, 10, 10, 10, 7 if flops else 0, None, 0)
+        return planning.Shapes(memory | {"peak": 1000 + 100 * size}, 10, 10, 10, 7, None, 0)
 
     monkeypatch.setattr(planning, "trace_step", fake)
 
@@ -417,6 +419,41 @@ def test_plan_command_prints_and_fails_where_the_card_is_too_small(
     for unusable in ("much", "80"):  # a number could mean bytes or GB
         assert main([*words, "--gpu-memory", unusable]) == 2
         assert "80GB" in capsys.readouterr().err or unusable == "much"
+
+
+@pytest.mark.usefixtures("shapes")
+def test_plan_gives_the_steps_of_an_hour_by_the_data_sheet(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The step of `shapes` has 7 operations a sample: a batch of 4e12 samples would take seconds of a card."""
+    costs = plan(settings(data))
+    costs = replace(costs, flops_per_sample=10**13, conditions=costs.conditions | {"batch": 16, "ranks": 2})
+    assert costs.step_seconds(10**14) == pytest.approx(8 * 0.1)
+    config = PlanConfig(gpu=("A100", "B200", "H100 PCIe"), mfu=0.5, steps=1000, batch_size=16)
+    speeds = steps_per_hour(config, costs)
+    assert speeds["B200"] is None  # its data sheet has no float32
+    assert speeds["A100"] == pytest.approx(3600 * 0.5 * 19.5e12 / (8 * 10**13))
+    lines = format_speeds(config, costs).splitlines()
+    assert [line.split("  ")[0] for line in lines[1:]] == list(config.gpu)
+    assert f"{speeds['A100']:,.0f}" in lines[1]
+    assert f"{1000 / speeds['A100']:,.1f} hours" in lines[1]
+    small = replace(costs, flops_per_sample=10**6)
+    assert set(steps_per_hour(config, small).values()) == {None}  # the host decides
+    words = ["plan", "--data.root", str(data), "--batch-size", "4"]
+    assert main([*words, "--gpu", "A100", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps_per_hour"] == {"A100": None}
+    assert main([*words, "--gpu", "GTX 1080"]) == 2
+    assert "A100" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", [LARGER, TINY], ids=["flow", "pi05"])
+def test_plan_counts_the_operations_of_torch(data: Path, policy: Any) -> None:
+    """A plan counts in the pass that measures memory; torch's counter runs a pass of its own."""
+    config = settings(data, policy=policy, batch_size=2)
+    with join_mesh(config) as mesh:
+        opened = open_data(config)
+        state = init_train_state(config, opened, choose_normalization(config, opened), mesh)
+        batch, draws = inputs_of(config, mesh)
+        total = count_flops(lambda: state.device_step(batch, draws), state.policy)
+    assert traced(config).flops == total // 2 > 10**6
 
 
 def test_plan_command_prints_a_sum_that_a_reader_can_make(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

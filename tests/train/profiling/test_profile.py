@@ -28,7 +28,7 @@ from understudy.report.step_profile import explain_difference, memory_table
 from understudy.train import state
 from understudy.train.optimizer_step import NULL
 from understudy.train.profiling import profile as profiling
-from understudy.train.profiling.live_bytes import peak_flops
+from understudy.train.profiling.data_sheets import peak_flops
 from understudy.train.profiling.plan import count_flops
 from understudy.train.profiling.profile import (
     OTHER,

@@ -1,9 +1,5 @@
-"""Bytes of live tensors over time, counted at each operation: of real tensors, and of fake ones without values.
+"""Bytes of live tensors over time, counted at each operation: of real tensors, and of fake ones without values."""
 
-Peak operations per second of devices, by their names, for measurements without datasets, too.
-"""
-
-import re
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,8 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry
+
+_DEVICE_OF = torch.ops.prim.device.default
 
 
 class _PhaseBytes:
@@ -39,6 +39,8 @@ class LiveBytes(_PhaseBytes, TorchDispatchMode):
     Attributes:
         now: bytes of live storages.
         peak: largest `now` since the last `reset`.
+        flops: floating-point operations since the last `reset`, as torch's `FlopCounterMode` counts them: a
+            multiply-add is two.
     """
 
     def __init__(self, sums_copies: bool = False) -> None:
@@ -50,13 +52,16 @@ class LiveBytes(_PhaseBytes, TorchDispatchMode):
         """
         TorchDispatchMode.__init__(self)
         self.now = self.peak = 0
+        self.flops = 0
         self._sums_copies = sums_copies
         self._sizes: dict[int, int] = {}
         self._gathered = weakref.WeakValueDictionary[int, torch.UntypedStorage]()
 
     def reset(self) -> None:
-        """Restart `peak` and `activations` from the present level."""
-        self.peak, self.activations = self.now, 0
+        """Restart `peak`, `activations` and `flops` from the present level."""
+        self.peak = self.now
+        self.activations = 0
+        self.flops = 0
 
     def watch(self, tensors: Iterable[Any]) -> None:
         """Count tensors that exist already; other values are left out."""
@@ -72,7 +77,12 @@ class LiveBytes(_PhaseBytes, TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and count its results."""
+        if func is _DEVICE_OF and isinstance(args[0], FakeTensor):
+            # Autograd asks for the device of each gradient: three of five operations, which make no tensor.
+            return args[0].fake_device
         out = func(*args, **(kwargs or {}))
+        if (count := flop_registry.get(func._overloadpacket)) is not None:
+            self.flops += count(*args, **(kwargs or {}), out_val=out)
         for storage in list(self._gathered.values()):  # FSDP2 frees a gathered weight by resizing its storage
             self._measure(storage)
             if not storage.nbytes():  # the next operation of FSDP2 that fills it finds it again
@@ -138,31 +148,3 @@ def forget_values(module: nn.Module) -> None:
             part.register_parameter(name, fresh)
         for name, buffer in part.named_buffers(recurse=False):
             part._buffers[name] = without_values(buffer)
-
-
-# Dense (no sparsity) teraflops per second from NVIDIA's data sheets; the first matching name wins.
-PEAKS = (
-    (r"\bB200\b", {"bfloat16": 2250.0}),
-    (r"\bH200\b", {"bfloat16": 989.5, "tf32": 494.7, "float32": 66.9}),
-    (r"\bH100 PCIe\b", {"bfloat16": 756.5, "tf32": 378.0, "float32": 51.2}),
-    (r"\bH100 NVL\b", {"bfloat16": 835.5, "tf32": 417.5, "float32": 60.0}),
-    (r"\bH100\b", {"bfloat16": 989.5, "tf32": 494.7, "float32": 66.9}),
-    (r"\bA100\b", {"bfloat16": 312.0, "tf32": 156.0, "float32": 19.5}),
-    (r"\bL40S\b", {"bfloat16": 362.0, "tf32": 183.0, "float32": 91.6}),
-    (r"\bL4\b", {"bfloat16": 121.0, "tf32": 60.0, "float32": 30.3}),
-    (r"\bA10\b", {"bfloat16": 125.0, "tf32": 62.5, "float32": 31.2}),
-    (r"\bRTX 4090\b", {"bfloat16": 165.2, "tf32": 82.6, "float32": 82.6}),
-)
-
-
-def peak_flops(device: str, arithmetic: str) -> float | None:
-    """Return the peak operations per second of a device; None if unknown.
-
-    Args:
-        device: its name (`torch.cuda.get_device_name`).
-        arithmetic: "bfloat16", "tf32" (float32 products on tensor cores) or "float32".
-    """
-    for pattern, speeds in PEAKS:
-        if re.search(pattern, device):
-            return speeds[arithmetic] * 1e12 if arithmetic in speeds else None
-    return None

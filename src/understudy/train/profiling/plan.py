@@ -104,8 +104,19 @@ class Plan:
     longest_prompt: tuple[int, int, str] | None
     """Length of the data's longest prompt, metadata included, the length of the policy, and the setting of that one;
     None where the policy has no tokenizer."""
+    arithmetic: str
+    """Arithmetic of the products: "float32" or "bfloat16"."""
     conditions: dict[str, Any]
     """Settings that the plan is for."""
+
+    def step_seconds(self, flops_per_second: float) -> float:
+        """Return the seconds of an optimizer step that waits for nothing.
+
+        Args:
+            flops_per_second: model FLOPs that each rank computes in a second.
+        """
+        samples = self.conditions["batch"] / self.conditions["ranks"]
+        return samples * self.flops_per_sample / flops_per_second
 
     def plain(self) -> dict[str, Any]:
         """Convert to plain values for JSON."""
@@ -151,14 +162,14 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", cards: 
     with Progress(total, "plan", "step") as progress, _values_needed(config.policy.type):
 
         @functools.cache
-        def at(size: int, mode: CheckpointMode, flops: bool = False) -> Shapes:
+        def at(size: int, mode: CheckpointMode) -> Shapes:
             chosen = override(config, activation_checkpoint=mode)
             progress.set_note(f"micro-batch {size}, checkpointing {mode}")
-            shapes = trace_step(chosen, data, normalization, sample, world_size, device, size, flops)
+            shapes = trace_step(chosen, data, normalization, sample, world_size, device, size)
             progress.update(min(1, total - progress.n))
             return shapes
 
-        single = at(1, "none", flops=True)
+        single = at(1, "none")
         size, planned = largest_part(config, world_size, single.tokens), config.activation_checkpoint
         shapes = at(size, planned)
         by_mode = {}
@@ -184,6 +195,7 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", cards: 
         flops_per_sample=single.flops,
         tokens_per_sample=single.tokens,
         longest_prompt=network.prompt_room(longest_prompts(data.training, config.augment.task_separator)),
+        arithmetic=network.config.compute,
         conditions=_conditions(config, data, world_size, device),
     )
 
@@ -251,7 +263,6 @@ def trace_step(
     world_size: int,
     device: str,
     size: int,
-    flops: bool = False,
 ) -> Shapes:
     """Run one step on shapes, with micro-batches of `size` samples and the longest instructions.
 
@@ -263,7 +274,6 @@ def trace_step(
         world_size: processes of the run.
         device: see `plan`.
         size: samples of a forward pass; where the run has several of them in a step, two are run.
-        flops: whether to count operations, with the memory of a step that keeps all activations.
     """
     cut = config.accumulates()
     num_parts = -(-config.batch_size // (world_size * (config.micro_batch_size or size))) if cut else 1
@@ -287,7 +297,7 @@ def trace_step(
         repeated[TASK] = [str(number % size % max(1, distinct)) for number in range(count)]
         return state.policy.largest_inputs(state.marked(repeated))
 
-    shapes = _trace(traced, data, normalization, inputs, world_size, device, count if flops else None)
+    shapes = _trace(traced, data, normalization, inputs, world_size, device, count)
     if num_parts > 2:  # the inputs of the micro-batches that were left out, and their copies
         shapes.memory["peak"] += 2 * shapes.inputs * (num_parts - 2) // 2
     return shapes
@@ -325,9 +335,9 @@ def _trace(
     inputs: Callable[[TrainState], dict[str, Any]],
     world_size: int,
     device: str,
-    flops_of: int | None = None,
+    num_samples: int = 1,
 ) -> Shapes:
-    """Run one step on the shapes of `inputs`; with `flops_of` count the operations of each of as many samples."""
+    """Run one step on the shapes of `inputs`, `num_samples` of them on this rank."""
     config = replace(config, compile=False)
     policy = build_on_meta(config, data.policy_config(config), normalization)
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
@@ -351,19 +361,16 @@ def _trace(
             if device == "cuda":  # its kernels take no memory for the update of the weights, unlike those of a CPU
                 state.optimizer.step = lambda *_, **__: None  # type: ignore[method-assign]
             # The second step has the buffers that the first one leaves.
-            for _ in range(1 if world_size == 1 or flops_of else 2):
+            for _ in range(1 if world_size == 1 else 2):
                 live.reset()
-                step = functools.partial(state.device_step, batch, draws, live)
-                flops = count_flops(step, state.policy) if flops_of else 0
-                if not flops_of:
-                    step()
+                state.device_step(batch, draws, live)
             trained = [p for p in state.policy.parameters() if p.requires_grad]
             return Shapes(
                 memory=resident_memory(state) | {"activations": live.activations, "peak": live.peak},
                 parameters=sum(p.numel() for p in state.policy.parameters()),
                 trained=sum(p.numel() for p in trained),
                 trained_here=sum(local(p).numel() for p in trained),
-                flops=flops // (flops_of or 1),
+                flops=live.flops // num_samples,
                 tokens=max(state.policy.tokens(batch) or [0]) or None,
                 inputs=input_bytes,
             )

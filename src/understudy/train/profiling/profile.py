@@ -34,7 +34,8 @@ from understudy.train.loop import StepRunner
 from understudy.train.micro_batches import PartCounts, add_counts
 from understudy.train.optimizer_step import NULL, Timer
 from understudy.train.paths import with_local_files
-from understudy.train.profiling.live_bytes import CudaBytes, LiveBytes, peak_flops
+from understudy.train.profiling.data_sheets import peak_flops
+from understudy.train.profiling.live_bytes import CudaBytes, LiveBytes
 from understudy.train.profiling.plan import (
     NEEDS_VALUES,
     count_flops,
