@@ -347,6 +347,51 @@ def test_ranks_that_leave_out_different_parameters_are_told_instead_of_waiting(s
         assert all(name in said for name in UNUSED)
 
 
+class Skipping(FlowPolicy):
+    """Enters its last layer, a block, in some of its forward passes only."""
+
+    entered: tuple[int, ...] = ()
+    calls = 0
+
+    def losses(self, *args: Any, **options: Any) -> Any:
+        layers = self.layers
+        if self.calls not in self.entered:
+            self.layers = nn.ModuleList(layers[:-1])
+        self.calls += 1
+        try:
+            return super().losses(*args, **options)
+        finally:
+            self.layers = layers
+
+
+def skipped_blocks(shards: int, frozen: tuple[str, ...] = ()) -> list[tuple[float, dict[str, Tensor]]]:
+    """Loss and gradients of a step of two micro-batches, where none, the first, or the second enters a block."""
+    config = TrainConfig(device="cpu", micro_batch_size=2, parallel=ParallelConfig(timeout=300, dp_shard=shards))
+    results = []
+    with parallel.join_mesh(config) as mesh:
+        for number in (None, 0, 1):
+            policy = Skipping(policies.config(), policies.NORMALIZATION)
+            policy.load_state_dict(policies.policy().state_dict())
+            parts = share(mesh, uneven(), 4)
+            half = len(parts) // 2
+            policy.entered = () if number is None else tuple(range(number * half, (number + 1) * half))
+            freeze(policy, OptimConfig(freeze=frozen))
+            result = take(mesh, policy, spread(mesh, config, policy), parts)
+            results.append((float(result.loss), gradients(policy)))
+    return results
+
+
+@pytest.mark.parametrize("frozen", [(), ("layers.1.*",), ("layers.1.grow.*",)], ids=["trained", "frozen", "partly"])
+def test_a_block_that_no_micro_batch_enters_is_accumulated(frozen: tuple[str, ...]) -> None:
+    alone = skipped_blocks(1, frozen)
+    for shards in (1, 2):
+        for of_rank in in_ranks(2, skipped_blocks, shards, frozen):
+            loss, found = of_rank[0]
+            assert loss == pytest.approx(alone[0][0], rel=1e-6)
+            assert same(found, alone[0][1])
+            assert all(math.isfinite(loss) for loss, _ in of_rank)
+
+
 def sampled(shards: int) -> dict[str, Tensor]:
     """Samples of a fresh policy with a future on one rank's mesh, by method, before any other pass."""
     config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300, dp_shard=shards))

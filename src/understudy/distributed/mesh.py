@@ -17,6 +17,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -359,10 +360,32 @@ def sync_gradients(policy: nn.Module, mesh: Mesh, last: bool) -> None:
     from torch.distributed.fsdp import FSDPModule
 
     assert isinstance(policy, FSDPModule)
+    if not last:
+        _gather_once(policy)
     if mesh.shape[1] > 1 and (mesh.planned_device or mesh.device).type != "cpu":
         policy.set_requires_all_reduce(last)
     else:
         policy.set_requires_gradient_sync(last)
+
+
+@torch.no_grad()
+def _gather_once(policy: nn.Module) -> None:
+    """Gather the weights of each sharded module once, one module after the other; all ranks call this together.
+
+    A backward pass that does not sum gradients over the ranks reads the gathered weights of every module, also of one
+    that no forward pass has entered (a vision encoder without cameras), which would have none.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in policy.modules():
+        if isinstance(module, FSDPModule) and module not in _GATHERED:
+            module.unshard()
+            module.reshard()
+            _GATHERED.add(module)
+
+
+_GATHERED: WeakSet[nn.Module] = WeakSet()
+"""Sharded modules whose weights have been gathered (`_gather_once`)."""
 
 
 def _from_env(name: str, default: int) -> int:

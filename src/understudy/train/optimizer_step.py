@@ -6,9 +6,12 @@ are summed, not averaged. A mean of per-rank means would be another loss whereve
 samples have the weights w (`LOSS_WEIGHT`), a term is sum(w * loss) / sum(w * count), both over the global batch.
 
 All random numbers are keyed by (seed, purpose, position), so a sample gets the same noise, time, shift and text on any
-rank and in any micro-batch. Nothing here waits for the device: losses and norms stay tensors until the run reads them.
+rank and in any micro-batch. Numbers that the policy draws for itself (dropout) are keyed by the seed and the first
+position of the micro-batch: the same layout repeats them, another one draws others. Nothing here waits for the device:
+losses and norms stay tensors until the run reads them.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -23,7 +26,9 @@ from understudy.distributed.unused_parameters import check_unused_parameters, re
 from understudy.errors import ConfigError
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.state import clip_factor, grad_dtype, local
-from understudy.policies.batch import to_device
+from understudy.order.random import make_key
+from understudy.policies.batch import has_values, to_device
+from understudy.policies.draws import keyed_generators
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
 from understudy.records import Batch
@@ -74,6 +79,7 @@ def optimizer_step(
     clip: float,
     weights: Mapping[str, float],
     groups: Mapping[str, int] = NO_GROUPS,
+    seed: int = 0,
     timer: Timer = NULL,
     check: bool = False,
 ) -> StepResult:
@@ -91,8 +97,10 @@ def optimizer_step(
         clip: largest global norm of the gradient.
         weights: weights of the loss terms to compute, by name.
         groups: keys of the batch with a number per sample -> how many numbers there are, for `StepResult.groups`.
+        seed: seed of the numbers that the policy draws for itself.
         timer: measures the phases.
-        check: report parameters that the loss does not reach (`distributed/unused_parameters.py`).
+        check: report parameters that the loss does not reach (`distributed/unused_parameters.py`), and generators that
+            the policy draws from.
 
     Raises:
         ConfigError: with `check`: the losses of the ranks do not reach the same parameters. Samples have weights, and
@@ -106,16 +114,20 @@ def optimizer_step(
     accumulator = Float64GradAccumulator(optimizer, mesh, len(parts))
     sums = torch.zeros(len(terms), dtype=torch.float64, device=mesh.device)
     for number, part in enumerate(parts):
+        is_checked = check and number == 0
         sync_gradients(policy, mesh, last=number == len(parts) - 1)
-        with timer("forward"), record_leaves(policy, mesh, noted=check and number == 0) as leaves:
-            losses = policy.sample_losses(*part, terms=terms)
-            totals = _sum_losses(losses, terms, part)
-            loss = torch.stack([factor * total for factor, total in zip(factors, totals / counts)]).sum()
-        if check and number == 0:
-            check_unused_parameters(policy, leaves, loss, mesh)
-        with timer("backward"):
-            loss.backward()
-            accumulator.add()
+        # Around the backward pass, too: a block that is recomputed there returns to the numbers of its forward pass.
+        with keyed_generators(_part_key(seed, part), mesh.device) as moved:
+            with timer("forward"), record_leaves(policy, mesh, noted=is_checked) as leaves:
+                losses = policy.sample_losses(*part, terms=terms)
+                totals = _sum_losses(losses, terms, part)
+                loss = torch.stack([factor * total for factor, total in zip(factors, totals / counts)]).sum()
+            if is_checked:
+                check_unused_parameters(policy, leaves, loss, mesh)
+                _report_own_draws(policy, moved(), mesh)
+            with timer("backward"):
+                loss.backward()
+                accumulator.add()
         sums += totals.detach()
         if groups and not isinstance(part, IdleMicroBatch):
             of_groups.append(group_sums(losses, terms, part.batch, groups))
@@ -124,6 +136,24 @@ def optimizer_step(
     mean = torch.stack([factor * total for factor, total in zip(factors, reduced[:-1] / counts)]).sum()
     sums = torch.stack([reduced[:-1], elements.double()])
     return StepResult(mean.float(), norm, skipped, sums, torch.stack(of_groups).sum(dim=0) if of_groups else None)
+
+
+def _part_key(seed: int, part: MicroBatch) -> int:
+    """Key of the numbers that a policy draws for itself in a micro-batch: of the seed and its first position."""
+    positions = part.batch.get("position")
+    first = int(positions.numpy()[0]) if positions is not None and has_values(positions) else 0
+    return make_key(seed, "losses", first)
+
+
+def _report_own_draws(policy: Policy, generators: Sequence[str], mesh: Mesh) -> None:
+    """Print that the losses of the policy draw from global generators, if they do."""
+    if generators and mesh.rank == 0:
+        print(
+            f"{type(policy).__name__}.losses draws numbers of its own ({', '.join(generators)}), keyed by the seed and "
+            "the first position of each forward pass: the same processes and micro-batches repeat them to the bit, "
+            "also after a resume; others draw other numbers (dropout masks) for the same samples",
+            file=sys.stderr,
+        )
 
 
 def _sum_losses(losses: Mapping[str, Loss], terms: Sequence[str], part: MicroBatch) -> Tensor:

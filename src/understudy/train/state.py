@@ -8,7 +8,7 @@ device and filled after sharding, so that no process ever holds all of its weigh
 
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from understudy.optim.param_groups import freeze, loss_weights
 from understudy.optim.state import local
 from understudy.order.random import make_key
 from understudy.policies.common.settings import MODES
+from understudy.policies.draws import keyed_generators
 from understudy.policies.policy import Policy
 from understudy.policies.registry import policy_type
 from understudy.policies.weight_files import OnMeta, TensorReader, stored_dtypes
@@ -156,6 +157,7 @@ class TrainState:
                 clip=config.optim.grad_clip_norm,
                 weights=self.weights,
                 groups={key: len(names) for key, names in self.groups.items()},
+                seed=config.seed,
                 timer=timer,
                 check=not self.checked,
             )
@@ -189,17 +191,22 @@ class TrainState:
 
 
 def build_on_meta(config: TrainConfig, network: Any, normalization: Record) -> Policy:
-    """Build a policy whose large parameters are on the meta device; the global generator does not change.
+    """Build a policy whose large parameters are on the meta device; no global generator changes.
 
     Raises:
         ConfigError: the policy cannot be built, or trained in the modes of the run.
     """
-    with torch.random.fork_rng(devices=[]), OnMeta():
+    with _keyed(config), OnMeta():
         return _build(config, network, normalization)
 
 
+def _keyed(config: TrainConfig, purpose: str = "first weights") -> AbstractContextManager[object]:
+    """Seed the global generators for the first weights, within this context alone."""
+    on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    return keyed_generators(make_key(config.seed, purpose), torch.device("cuda" if on_gpu else "cpu"))
+
+
 def _build(config: TrainConfig, network: Any, normalization: Record) -> Policy:
-    torch.manual_seed(make_key(config.seed, "first weights"))
     try:
         policy: Policy = policy_type(network.type).build(network, normalization)
     except ValueError as error:  # a normalization that cannot be inverted, for example
@@ -239,7 +246,7 @@ def init_train_state(
     resumed: Mapping[str, torch.dtype] | None = None,
     check_files: bool = False,
 ) -> TrainState:
-    """Make the state at step 0, a function of settings and dataset; the global generator does not change.
+    """Make the state at step 0, a function of settings and dataset; no global generator changes.
 
     Args:
         config: settings of the run.
@@ -257,7 +264,7 @@ def init_train_state(
     network = data.policy_config(config)
 
     def build() -> Policy:
-        with torch.random.fork_rng(devices=[]):
+        with _keyed(config):
             return _build(config, network, normalization)
 
     try:
@@ -271,14 +278,14 @@ def init_train_state(
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
     setting = "policy.weights" if weights is None else "init_from"
     if on_meta and policy.fills_weights and isinstance(weights, TensorReader | None):
-        with _weight_errors(setting):
+        with _weight_errors(setting), _keyed(config, "start weights"):
             read = _no_weights(policy) if resumed is not None else _rows(policy, weights, config.seed)
         dtypes = getattr(read, "dtypes", {}) if resumed is None else resumed
         return assemble(config, policy, mesh, heads, _named_errors(read, setting), dtypes, data.names)
     if on_meta:
         check_whole_weights(policy, mesh)
         policy = build()
-    with _weight_errors(setting):
+    with _weight_errors(setting), _keyed(config, "start weights"):
         if weights is None and resumed is None:
             weights = policy.start_weights()
         if weights is not None:

@@ -44,18 +44,21 @@ def draws(own: LerobotAct, count: int) -> dict[str, torch.Tensor]:
     return make_draws(own.random_spec("train"), 3, np.arange(count), "train")
 
 
-def test_draws_alone_decide_the_losses() -> None:
+def test_draws_and_the_generator_decide_the_losses() -> None:
     own = policy(dropout=0.5)
-    torch.manual_seed(1)
-    state = torch.get_rng_state()
-    first = own.losses(batch(3), draws(own, 3))
-    assert torch.equal(torch.get_rng_state(), state)  # dropout advances no generator of the process
-    torch.manual_seed(2)
-    again = own.losses(batch(3), draws(own, 3))
-    other = own.losses(batch(3), {name: 1 - values for name, values in draws(own, 3).items()})
+
+    def losses(numbers: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(seed)
+        return {term: loss.sum for term, loss in own.losses(batch(3), numbers).items()}
+
+    first = losses(draws(own, 3), 1)
+    again = losses(draws(own, 3), 1)
+    other = losses({name: 1 - values for name, values in draws(own, 3).items()}, 1)
+    masked = losses(draws(own, 3), 2)
     for term in own.loss_terms:
-        assert torch.equal(first[term].sum, again[term].sum)
-        assert not torch.equal(first[term].sum, other[term].sum)
+        assert torch.equal(first[term], again[term])
+        assert not torch.equal(first[term], other[term])
+        assert not torch.equal(first[term], masked[term])
 
 
 def test_validation_and_action_use_no_latent_variable() -> None:

@@ -1,7 +1,7 @@
 """LeRobot's ACT as a `Policy`: normalization, random numbers and per-sample losses are ours, the network is theirs."""
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
-from understudy.policies.batch import check_shape, has_values, value_of
+from understudy.policies.batch import check_shape, value_of
 from understudy.policies.common.normalizer import state_now
 from understudy.policies.common.settings import POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
@@ -21,13 +21,16 @@ from understudy.policies.losses import Loss, padded_elements, valid_elements
 from understudy.records import Batch, Record
 
 L1, KL = "l1", "kl"
+LATENT = "latent"
+"""Name of the draws of the latent variable."""
 
 
 class LerobotAct(LerobotPolicy):
     """LeRobot's ACT. `LerobotAct(config, normalization)` has fresh weights from torch's generator.
 
-    `model` is the network, with LeRobot's names of parameters. Training draws the latent variable and the dropout from
-    the draws of a batch; validation and `act` use neither, as LeRobot does.
+    `model` is the network, with LeRobot's names of parameters. Training takes the latent variable from the draws of a
+    batch, and the masks of dropout from torch's generator, which a run keys; validation and `act` use neither, as
+    LeRobot does.
     """
 
     config: LerobotActConfig
@@ -53,30 +56,29 @@ class LerobotAct(LerobotPolicy):
         return (L1, KL) if self.config.theirs.use_vae else (L1,)
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
-        """In training the latent variable's noise, and the seed of dropout; otherwise none."""
-        if use != "train":
+        """In training the latent variable's noise; otherwise none."""
+        if use != "train" or not self.config.theirs.use_vae:
             return {}
-        spec = {"latent": RandomSpec("normal", (self.config.theirs.latent_dim,))} if self.config.theirs.use_vae else {}
-        return {**spec, "dropout": RandomSpec("uniform", (1,))}
+        return {LATENT: RandomSpec("normal", (self.config.theirs.latent_dim,))}
 
     def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]; one of `kl` in training, else none."""
         is_pad = value_of(batch, f"{ACTION}_is_pad")
         counts = {L1: valid_elements(is_pad, 1, self.config.action_dim, self.normalizer.dim_is_pad(ACTION, batch))}
-        return counts | ({KL: torch.full_like(counts[L1], "latent" in draws)} if self.config.theirs.use_vae else {})
+        return counts | ({KL: torch.full_like(counts[L1], LATENT in draws)} if self.config.theirs.use_vae else {})
 
     def losses(
         self, batch: Batch, draws: Draws, terms: Collection[str] | None = None, detail: bool = False
     ) -> dict[str, Loss]:
         """Absolute error of the normalized actions, and the divergence of the latent variable; see `Policy.losses`.
 
-        Without the draws of training the latent variable is 0, as when it acts, and `kl` has no elements.
+        In evaluation mode, or without its draws, the latent variable is 0, as when it acts, and `kl` has no elements.
         """
         actions, is_pad = self.normalizer.actions(batch), value_of(batch, f"{ACTION}_is_pad")
         check_shape(ACTION, actions, (None, self.config.chunk, self.config.action_dim))
         counts = self.counts(batch, draws)
         inputs = self._inputs(batch)
-        with self._mode(draws, actions.device) as training:
+        with self._mode(draws) as training:
             if training:
                 # Padded slots hold copies of the last frame, as in LeRobot's own batches.
                 inputs |= {ACTION: actions, f"{ACTION}_is_pad": is_pad}
@@ -95,8 +97,8 @@ class LerobotAct(LerobotPolicy):
     @torch.no_grad()
     def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
         """Predict actions, float32 [B, T, A] in the robot's units; it samples nothing, so `steps` has no effect."""
-        with self._mode({}, self.image_mean.device):
-            predicted, _ = self.model(self._inputs(batch))
+        self.model.eval()
+        predicted, _ = self.model(self._inputs(batch))
         return self.normalizer.robot_actions(predicted.float(), batch)
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:
@@ -106,22 +108,13 @@ class LerobotAct(LerobotPolicy):
         return {"observation.images": images, STATE: state}
 
     @contextmanager
-    def _mode(self, draws: Draws, device: torch.device) -> Iterator[bool]:
+    def _mode(self, draws: Draws) -> Iterator[bool]:
         """Set the network to training or evaluation, and give it the draws; yields whether it trains."""
-        seed = draws.get("dropout")
-        self.model.train(seed is not None)
-        if seed is None:
-            yield False
-            return
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            # Of the first sample: the same after a restart.
-            torch.manual_seed(int(float(seed[0, 0]) * 2**24) if has_values(seed) else 0)
-            if self.config.theirs.use_vae:
-                with GivenNoise(draws["latent"]):
-                    yield True
-            else:
-                yield True
+        has_latent = LATENT in draws
+        trains = self.training and (has_latent or not self.config.theirs.use_vae)
+        self.model.train(trains)
+        with GivenNoise(draws[LATENT]) if trains and has_latent else nullcontext():
+            yield trains
 
 
 def check_backbone(config: LerobotActConfig) -> None:

@@ -3,8 +3,8 @@
 Random numbers belong to the *sample* (its source, episode and frame), and the flow times of a sample are stratified. So
 two evaluations differ only if the weights do. Chunks are cut from the whole list of samples
 (`load/validation_data.py`), independent of ranks, and the sums of all samples are gathered before they
-are added. So any number of ranks and threads gives the same bits. Nothing here reads or advances a generator, so
-validation does not affect training.
+are added. So any number of ranks and threads gives the same bits. Numbers that a policy draws for itself are keyed by
+the seed and the first sample of a chunk. No global generator moves, so validation does not affect training.
 
 During a run a stop request interrupts a validation, and unreadable validation frames end it. The checkpoint of the step
 is saved in both cases and marked (`PENDING` in its state); a run that resumes from it makes that validation first.
@@ -30,7 +30,9 @@ from understudy.distributed.mesh import Mesh, reshard_weights
 from understudy.distributed.signals import Stop
 from understudy.errors import DatasetError, RankError, is_wrong_input
 from understudy.load.validation_data import UNREADABLE, ValidationData, prefetch_chunks, share_chunks
+from understudy.order.random import make_key
 from understudy.policies.common.settings import FLOW, FORWARD, MODES, POLICY, TRAINS
+from understudy.policies.draws import keyed_generators
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
 from understudy.progress import Progress, tqdm
@@ -123,7 +125,8 @@ def validate(
                     mode: {name: table[name] for name in OF_MODE if name in table} for mode, table in tables.items()
                 }
             if FORWARD in modes and policy.imagines:
-                futures = imagine_frames(policy, held, config.seed, mesh)
+                with keyed_generators(make_key(config.seed, "imagine"), mesh.device):
+                    futures = imagine_frames(policy, held, config.seed, mesh)
                 result["imagined"] = futures.figures
                 if run is not None and mesh.rank == 0:
                     futures.write(run.imagined)
@@ -209,8 +212,9 @@ def _evaluate_chunk(
         chunk.batch[MODE] = torch.full((chunk.part.stop - chunk.part.start,), MODES.index(mode))
     inputs = batch_to_device(chunk.batch, device)
     draws = draw_on_device(policy.random_spec("validation"), seed, held.identity(chunk.part), device)
-    losses = policy.sample_losses(inputs, draws, table.terms, detail=True)
-    errors = sampler.errors(policy, inputs, chunk.part) if sampler else {}
+    with keyed_generators(make_key(seed, "validation", chunk.part.start), device):
+        losses = policy.sample_losses(inputs, draws, table.terms, detail=True)
+        errors = sampler.errors(policy, inputs, chunk.part) if sampler else {}
     if chunk.counts:
         table.add(chunk.part, losses, errors, chunk.batch[TASK], chunk.unreadable)
 
