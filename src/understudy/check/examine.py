@@ -27,6 +27,7 @@ from understudy.check.rules.image_detail import check_changed_images, check_imag
 from understudy.check.rules.images import check_depth, check_images
 from understudy.check.rules.metadata import check_metadata, check_tasks
 from understudy.check.rules.motion import check_motion
+from understudy.check.rules.pairing import check_pairing
 from understudy.check.rules.sensors import check_sensors
 from understudy.check.rules.signals import check_offsets, check_signals
 from understudy.check.rules.statistics import check_statistics
@@ -110,6 +111,7 @@ def apply_rules(facts: Facts) -> Findings:
     catalog, rows, images = facts.catalog, facts.rows, facts.images
     yield from check_places(catalog, facts.videos is not None)
     if rows is not None:
+        yield from check_pairing(catalog, rows, facts.videos)
         for check in (check_rows, check_tasks, check_clocks):
             yield from check(catalog, rows)
         yield from check_values(rows)
@@ -148,7 +150,7 @@ def check_dataset(
         remote: options for a dataset on another machine.
         show_progress: whether to show progress on stderr.
         workers: processes that read the files; None reads them in this one.
-        layout: `video_path`, `data_path` and `version` of `Catalog.open`.
+        layout: `video_path`, `data_path`, `version` and `pairing` of `Catalog.open`.
 
     Raises:
         DatasetError: there is no dataset at `root`, its source gives no answer, or `action` or `state` is not a vector.

@@ -351,4 +351,8 @@ def fill(fix: str, root: str, leaves_none: bool = False) -> str:
             else "all episodes have it: repair the files, or record anew"
         )
     name = root.rstrip("/").rpartition("/")[2]
-    return fix.replace("SRC OUT", f"{root} {name}-mended").replace("check SRC", f"check {root}")
+    return (
+        fix.replace("SRC OUT", f"{root} {name}-mended")
+        .replace("check SRC", f"check {root}")
+        .replace("view SRC", f"view {root}")
+    )

@@ -19,6 +19,7 @@ from understudy.data.check_files import rows_without_files
 from understudy.data.format.catalog import Catalog, catalog_mark, marks
 from understudy.data.format.episode_table import EpisodeTable
 from understudy.data.format.features import INDEX_KEYS, Feature
+from understudy.data.format.pairing import MIXED, doubtful_places
 from understudy.data.read.rows import is_numeric, to_numpy
 from understudy.data.selection import motion
 from understudy.data.selection.motion import Speeds, moves, named_motion, rate_dims
@@ -93,6 +94,7 @@ class RowFacts:
         is_read: bool (N,), the episode's rows were found as the tables describe them, and summarized.
         found: rows of the episode in its file.
         is_split: bool (N,), the rows are not contiguous.
+        is_doubtful: bool (N,), place and columns disagree in a file of several episodes (`format/pairing.py`).
         stored_id: first value of `episode_index` in a file that holds one episode.
         first_index: first value of `index`; `index_counts` bool (N,): it rises by one.
         position: number of rows in all files before the episode's first.
@@ -118,7 +120,7 @@ class RowFacts:
     def __init__(self, episodes: int) -> None:
         self.found, self.stored_id, self.first_index, self.position = np.full((4, episodes), _UNKNOWN, np.int64)
         self.late_frame, self.idle, self.idle_end = np.zeros((3, episodes), np.int64)
-        self.is_read, self.is_split = np.zeros((2, episodes), bool)
+        self.is_read, self.is_split, self.is_doubtful = np.zeros((3, episodes), bool)
         self.index_counts, self.frames_rise, self.frames_count = np.ones((3, episodes), bool)
         self.time = np.full((episodes, 5), np.nan)
         self.digest = [b""] * episodes
@@ -193,7 +195,8 @@ class ReadRows:
         places = {
             name: getattr(table, name)[rows] for name in ("ids", "lengths", "index_from", "data_file", "data_row")
         }
-        some = replace(self.catalog, episodes=EpisodeTable(data=table.data, own_files=table.own_files, **places))
+        places |= {name: getattr(table, name) for name in ("data", "own_files", "lists_places", "pairing")}
+        some = replace(self.catalog, episodes=EpisodeTable(**places))
         facts = RowFacts(len(rows))
         idle = IdleCounter(rate_dims(some, named_motion(numeric_keys(some))), self.thresholds)
         if {ACTION, STATE} <= some.features.keys():
@@ -295,7 +298,7 @@ def _read_file(
         if not set(names) <= set(schema.names):
             facts.lacking.setdefault(key, []).append(file)
     columns = _read_columns(catalog, file, table, {key: stored.get(key, [key]) for key in (*INDEX_KEYS, *keys)}, facts)
-    starts, is_complete = _find_episodes(catalog, rows, columns.get("episode_index"), total, path, facts)
+    starts, is_complete = _find_episodes(catalog, rows, columns, total, path, facts)
     good = np.flatnonzero(is_complete & (catalog.episodes.lengths[rows] > 0))
     good = good[np.argsort(starts[good], kind="stable")]
     if len(good):
@@ -352,17 +355,17 @@ def _names(catalog: Catalog, key: str, width: int) -> list[str]:
 
 
 def _find_episodes(
-    catalog: Catalog, rows: np.ndarray, ids: np.ndarray | None, total: int, path: str, facts: RowFacts
+    catalog: Catalog, rows: np.ndarray, columns: dict[str, np.ndarray], total: int, path: str, facts: RowFacts
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the first row of each listed episode, int64 (n,), and whether its rows are as listed, bool (n,)."""
-    table = catalog.episodes
+    table, ids = catalog.episodes, columns.get("episode_index")
     listed_ids, lengths = table.ids[rows], table.lengths[rows]
     if table.own_files:
         facts.found[rows] = total
         if ids is not None and total:
-            facts.stored_id[rows] = int(ids[0]) if (ids == ids[0]).all() else _UNKNOWN + 1
+            facts.stored_id[rows] = int(ids[0]) if (ids == ids[0]).all() else MIXED
         return np.zeros(len(rows), np.int64), lengths == total
-    if ids is None:
+    if ids is None or (table.pairing == "files" and total == int(lengths.sum())):
         starts = table.data_row[rows]
         facts.found[rows] = np.where(total == lengths.sum(), lengths, np.clip(total - starts, 0, lengths))
         return starts, facts.found[rows] == lengths
@@ -383,6 +386,7 @@ def _find_episodes(
     starts = np.zeros(len(rows), np.int64)
     there = right > left
     starts[there] = begins[order][left[there]]
+    facts.is_doubtful[rows] = doubtful_places(table, rows, starts, facts.found[rows], columns.get("index"), total)
     return starts, (right - left == 1) & (facts.found[rows] == lengths)
 
 

@@ -114,6 +114,10 @@ class DatasetConfig(SelectionConfig, NamedData):
     """Path template of the data files, instead of the one in info.json."""
     version: Annotated[Literal["", "v2.0", "v2.1", "v3.0", "v3.1"], SAME_DATA] = ""
     """Format of the dataset, instead of the one in info.json."""
+    pairing: Annotated[Literal["", "files", "columns"], SAME_DATA] = ""
+    """Side that decides where names (places) of data files and their columns (`episode_index`) name different episodes:
+    `files` if data files and videos were renamed or joined together, `columns` if data files alone were. By default
+    such episodes are refused in a dataset with videos."""
 
     def problems(self) -> Iterator[str]:
         """Yield broken rules between fields, one line each."""

@@ -2,6 +2,7 @@
 
 metadata      info.json, the episode table and tasks
 files         data files, places of episodes in them, and timestamps
+pairing       columns that name another episode than the place of the rows
 values        numbers of one column, and their unit, direction and order
 action_state  action against state
 signals       noise, zeros, quaternions and shifts of an episode against the others

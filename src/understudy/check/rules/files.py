@@ -15,6 +15,7 @@ from understudy.check.findings import (
     restore,
 )
 from understudy.check.row_facts import RowFacts
+from understudy.check.rules.pairing import claimed_ids
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.errors import DatasetError, SourceError
 from understudy.plural import plural
@@ -69,7 +70,7 @@ def check_rows(catalog: Catalog, facts: RowFacts) -> Findings:
     yield from _unreadable(catalog, facts)
     lengths = catalog.episodes.lengths
     has_rows = facts.is_known(facts.found) & (lengths > 0)
-    short = np.flatnonzero(has_rows & (facts.found != lengths) & ~facts.is_split)
+    short = np.flatnonzero(has_rows & (facts.found != lengths) & ~facts.is_split & ~facts.is_doubtful)
     for row in short[:20].tolist():
         count, length = int(facts.found[row]), int(lengths[row])
         message = f"meta/ gives {plural(length, 'frame')}, the file has {plural(count, 'row')} of the episode"
@@ -87,7 +88,6 @@ def check_rows(catalog: Catalog, facts: RowFacts) -> Findings:
         message += f"meta/ does not list there: {list_ids(episodes)}"
         fix = f"{EDIT} (copies listed rows only), or restore the episodes in meta/episodes"
         yield Finding("rows.orphan", "warning", message, Place(file=facts.orphan_file), rows, 0, fix)
-    yield from _stored_ids(catalog, facts)
     yield from _frame_index(catalog, facts)
     yield from _index(catalog, facts)
 
@@ -126,22 +126,6 @@ def _unreadable(catalog: Catalog, facts: RowFacts) -> Findings:
         yield Finding("files.columns", "note", message, measured=sorted(extra), fix=correct("features"))
 
 
-def _stored_ids(catalog: Catalog, facts: RowFacts) -> Findings:
-    """Files of one episode whose column episode_index is another id: renumbered if the ids rise, else exchanged."""
-    ids = catalog.episodes.ids
-    rows = np.flatnonzero(facts.is_known(facts.stored_id))
-    wrong = rows[facts.stored_id[rows] != ids[rows]]
-    if not len(wrong):
-        return
-    rises = bool((np.diff(facts.stored_id[rows]) > 0).all())
-    stored, listed = int(facts.stored_id[wrong[0]]), int(ids[wrong[0]])
-    message = f"the file of episode {listed} has rows of episode {stored}"
-    message += "; the order is kept" if rises else ": the files are in another order than their rows"
-    place = Place.from_rows(catalog, wrong, "episode_index", file=catalog.data_path(int(wrong[0])))
-    fix = REWRITE if rises else drop(place.episodes)
-    yield Finding("rows.episode", "warning" if rises else "error", message, place, stored, listed, fix)
-
-
 def _frame_index(catalog: Catalog, facts: RowFacts) -> Findings:
     falls = facts.is_read & ~facts.frames_rise
     yield from _about(catalog, falls, "rows.frame_index", "error", "frame_index does not rise: rows are out of order")
@@ -156,6 +140,7 @@ def _index(catalog: Catalog, facts: RowFacts) -> Findings:
     has_index = facts.is_read & facts.is_known(facts.first_index)
     jumps = has_index & ~facts.index_counts
     yield from _about(catalog, jumps, "rows.index", "warning", "index does not rise by 1 within the episode")
+    has_index &= ~facts.is_doubtful & (claimed_ids(catalog, facts) == table.ids)  # others: `rows.episode`
     off = np.flatnonzero(has_index & facts.index_counts & (facts.first_index != table.index_from))
     if not len(off):
         return

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from understudy.check.findings import EDIT, Finding, Findings, Place, Severity, correct, restore
+from understudy.check.findings import EDIT, Finding, Findings, Place, Severity, correct, drop, restore
 from understudy.check.image_facts import VideoFacts, VideoFile, frame_times
 from understudy.check.rules.files import TOLERANCE, split_gross
 from understudy.data.format.catalog import INFO, Catalog
@@ -186,6 +186,13 @@ def _starts(catalog: Catalog, camera: str, begins: np.ndarray, ends: np.ndarray 
             measured, expected = float(begins[row]), float(first[row] / fps)
             fix = f"{EDIT} (writes these times anew): LeRobot shows the frame of that time"
             severity = "error" if is_proven else "warning"
+            doubtful = catalog.videos(camera).doubtful
+            if doubtful is not None and doubtful[catalog.videos(camera).file[row]]:
+                severity = "error"
+                message += "; the times put episodes into another order than their rows have"
+                file = catalog.videos(camera).file
+                place = Place.from_rows(catalog, np.flatnonzero(doubtful[file] & (file >= 0)), camera=camera)
+                fix = f"correct from_timestamp in {EPISODES}, or leave the episodes out: {drop(place.episodes)}"
         else:
             message = f"from_timestamp drifts by up to {off[row]:.2f} frames from the place in the video"
             measured, expected, fix = float(off[row]), 0.0, lerobot_fix

@@ -13,6 +13,8 @@ from understudy.errors import ConfigError
 if TYPE_CHECKING:
     from understudy.check.findings import Report
 
+LAYOUT = ("video_path", "data_path", "version", "pairing")
+"""Settings of `Catalog.open`."""
 FOUND = 1
 """Exit code for a dataset with errors."""
 
@@ -56,6 +58,8 @@ class CheckConfig(WorkersConfig):
     """Path template of the data files, instead of the one in info.json."""
     version: Literal["", "v2.0", "v2.1", "v3.0", "v3.1"] = ""
     """Format of the dataset, instead of the one in info.json."""
+    pairing: Literal["", "files", "columns"] = ""
+    """Side that decides where names or places of data files and their columns name different episodes."""
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
@@ -80,7 +84,7 @@ def check(config: CheckConfig) -> int:
 
         refuse_foreign(Path(config.page))
         refuse_existing(config.page, "page", config.overwrite)
-    layout: dict[str, Any] = {name: getattr(config, name) or None for name in ("video_path", "data_path", "version")}
+    layout: dict[str, Any] = {name: getattr(config, name) or None for name in LAYOUT}
     root: str | Catalog = config.path
     keep_report = None
     if config.keep_ranges:

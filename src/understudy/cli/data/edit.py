@@ -67,6 +67,10 @@ class EditConfig(WorkersConfig):
     """Features to leave out."""
     cast: tuple[str, ...] = ()
     """Features to convert: KEY=DTYPE. A value that the dtype cannot hold is an error."""
+    pairing: Literal["", "files", "columns"] = ""
+    """Side that decides where names (places) of data files and their columns (`episode_index`) name different episodes:
+    `files` if data files and videos were renamed or joined together, `columns` if data files alone were. By default
+    such episodes are refused in a dataset with videos."""
     ignore_names: bool = False
     """Merge sources whose dimensions have other names; those of the first are kept."""
     robot_type: str = ""
@@ -115,7 +119,12 @@ class EditConfig(WorkersConfig):
             )
         errors = output_problems(self.paths, "edit", self.work) + self.worker_problems()
         edits = {"episodes": self.episodes, "exclude_episodes": self.exclude_episodes, "exclude_bad": self.exclude_bad}
-        edits |= {"keep_ranges": self.keep_ranges, "metadata": self.metadata, "subtasks": self.subtasks}
+        edits |= {
+            "pairing": self.pairing,
+            "keep_ranges": self.keep_ranges,
+            "metadata": self.metadata,
+            "subtasks": self.subtasks,
+        }
         if len(self.paths) > 2:
             errors += [
                 f"{name}: is for one source: edit the sources first, then merge" for name, on in edits.items() if on
@@ -166,7 +175,7 @@ def edit(config: EditConfig) -> int:
         measure_and_print(open_episodes(config.paths[0]), config.recommend, config.json)
         return 0
     out = open_output(config.paths[-1])
-    catalogs = [Catalog.open(path) for path in config.paths[:-1]]
+    catalogs = [Catalog.open(path, pairing=config.pairing or None) for path in config.paths[:-1]]
     return write_and_print(make_plans(config, catalogs, out), out, config)
 
 

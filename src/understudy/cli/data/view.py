@@ -45,6 +45,9 @@ class ViewConfig:
     """JSON of `understudy check PATH --json` to show; without it, the page has a button for a check."""
     episodes: tuple[int, ...] = ()
     """Ids of the episodes to list, or to export; the default is all."""
+    pairing: Literal["", "files", "columns"] = ""
+    """Side that decides where names (places) of data files and their columns name different episodes: to look which one
+    is right."""
     export: str = ""
     """New or empty folder to write instead of a server: a page that opens from a file, with the media of `--episodes`
     beside it."""
@@ -105,7 +108,7 @@ def _record(config: ViewConfig) -> None:
     require("rerun")
     path = Path(config.rerun)
     check_recording(path)
-    catalog = open_episodes(config.path)
+    catalog = open_episodes(config.path, config.pairing or None)
     rows = np.sort(catalog.episodes.rows_of(config.episodes))
     with Progress(int(catalog.episodes.lengths[rows].sum()), "rerun", "frame") as progress:
         write_recording(catalog, rows.tolist(), path, progress.update)
@@ -118,7 +121,7 @@ def _dataset_viewer(config: ViewConfig) -> "Viewer":
     from understudy.data.selection.select import open_episodes
     from understudy.report.view.viewer import Source, Viewer
 
-    catalog = open_episodes(config.path)
+    catalog = open_episodes(config.path, config.pairing or None)
     rows = np.sort(catalog.episodes.rows_of(config.episodes)) if config.episodes else None
     return Viewer([Source(catalog.name, catalog, rows, config.keep_ranges or None, config.findings)], catalog.name)
 

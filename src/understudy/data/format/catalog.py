@@ -28,6 +28,7 @@ from understudy.data.format.episode_table import (
 )
 from understudy.data.format.features import INDEX_KEYS, Feature, join_stats, parse_features
 from understudy.data.format.meta_files import check_template, read_json
+from understudy.data.format.pairing import check_pairing, pair_by_columns
 from understudy.data.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy.data.format.sensors import Sensor, read_sensors
 from understudy.data.format.views import View, read_view
@@ -91,6 +92,7 @@ class Catalog:
         video_path: str | None = None,
         data_path: str | None = None,
         version: str | None = None,
+        pairing: str | None = None,
     ) -> "Catalog":
         """Read the metadata of a dataset.
 
@@ -103,6 +105,8 @@ class Catalog:
                 "video/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4".
             data_path: the same for the parquet files.
             version: format version to use instead of info.json's `codebase_version`.
+            pairing: side that decides where the name or place of rows and their columns name different episodes:
+                "files" or "columns" (`pairing.py`). By default such rows are refused in a dataset with images.
 
         Raises:
             DatasetError: there is no dataset, its version is not supported, or its metadata is broken.
@@ -111,6 +115,7 @@ class Catalog:
             return root
         address, view = split_view(os.fspath(root))
         root = address if view else root
+        check_pairing(pairing or "")
         files, info = _read_info(root, remote)
         before = files.version(INFO)
         asked, version = version, _override(files, info, video_path, data_path, version)
@@ -129,6 +134,10 @@ class Catalog:
             oddities,
             partial(layouts.read_episodes, files, layout, info, features, by_index),
         )
+        if pairing:
+            episodes = replace(episodes, pairing=pairing)
+            by_columns = pairing == "columns" and episodes.own_files
+            episodes = pair_by_columns(files, episodes) if by_columns else episodes
         lacking = {key: _why_no_video(files, videos, features) for key, videos in episodes.videos.items()}
         lacking = {key: why for key, why in lacking.items() if why}
         skipped |= lacking
@@ -140,7 +149,8 @@ class Catalog:
         oddities += _feature_notes(features)
         sensors, notes = read_sensors(files, {*features, *skipped}), tuple(oddities)
         if files.version(INFO) != before:  # another version was published meanwhile: tables of both would not fit
-            return cls.open(f"{root}{view}", remote, video_path=video_path, data_path=data_path, version=asked)
+            layout: dict[str, Any] = {"video_path": video_path, "data_path": data_path, "version": asked}
+            return cls.open(f"{root}{view}", remote, **layout, pairing=pairing)
         return cls(
             files,
             version,
@@ -174,6 +184,11 @@ class Catalog:
     def camera_keys(self) -> tuple[str, ...]:
         """Keys of all cameras, stored as video or as images."""
         return tuple(key for key, feature in self.features.items() if feature.is_camera)
+
+    @property
+    def has_images_by_place(self) -> bool:
+        """Whether videos or sensors lie apart from the rows, which can then be paired with those of another episode."""
+        return bool(self.episodes.videos or self.sensors)
 
     @property
     def num_episodes(self) -> int:
@@ -245,7 +260,8 @@ class Catalog:
             return int(table.chunk[file]), int(table.number[file])
 
         with suppress(DatasetError, IndexError):
-            if place(Catalog.open(self.root, self.files.options)) != place(self):
+            again = Catalog.open(self.root, self.files.options, pairing=self.episodes.pairing)
+            if place(again) != place(self):
                 problem = "the dataset changed while it was read: its recorder joined this file with others"
                 return error.replaced(what=problem, fix="start again, on a finished or a published dataset")
         return error
@@ -330,6 +346,7 @@ def catalog_mark(catalog: Catalog) -> str:
     """Return a hash of a dataset's address and metadata, without its statistics."""
     table = catalog.episodes
     digest = hashlib.sha256(repr((catalog.root, catalog.version, catalog.features, catalog.stored_names)).encode())
+    digest.update(table.pairing.encode())
     arrays = [table.ids, table.lengths, table.data_file, table.data_row, table.task_offsets, table.task_indices]
     for array in arrays + [array for videos in table.videos.values() for array in (videos.file, videos.first)]:
         digest.update(np.ascontiguousarray(array).data)

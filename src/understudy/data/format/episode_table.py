@@ -98,6 +98,8 @@ class Videos:
         expected: int64 (F,), frames that a file should hold: the sum of its episodes' lengths.
         first_by_time: int64 (N,), frame number by an episode's recorded time, in files whose times are whole frames,
             do not overlap and leave gaps; -1 for the episodes of other files. None where there is no such file.
+        doubtful: bool (F,), files whose recorded times are far off and put the episodes into another order than their
+            rows have; None where there is none.
     """
 
     files: FileTable
@@ -106,6 +108,7 @@ class Videos:
     drift: np.ndarray
     expected: np.ndarray
     first_by_time: np.ndarray | None = None
+    doubtful: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +125,8 @@ class EpisodeTable:
         videos: camera key -> its video files.
         task_offsets, task_indices: int64 (N+1,), int32: row r has task_indices[task_offsets[r]:task_offsets[r+1]].
         own_files: each episode has its own data file, named after it.
+        lists_places: meta/ lists the first row of each episode (`dataset_from_index`).
+        pairing: side that decides which episode rows belong to (`pairing.py`).
     """
 
     ids: np.ndarray
@@ -134,6 +139,8 @@ class EpisodeTable:
     task_offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     task_indices: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
     own_files: bool = False
+    lists_places: bool = False
+    pairing: str = ""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -64,6 +64,7 @@ LAYOUTS = {"v2.0": V2, "v2.1": V2, "v3.0": V3, "v3.1": V3}
 _TASKS, _TASK_LINES = "meta/tasks.parquet", "meta/tasks.jsonl"
 _EPISODES_SCHEMA = pa.schema([("episode_index", pa.int64()), ("length", pa.int64()), ("tasks", pa.list_(pa.string()))])
 _TASKS_SCHEMA = pa.schema([("task_index", pa.int64()), ("task", pa.string())])
+_CLEAR = 0.25  # share of an episode by which times may be off, and still give the order
 _EXACT = 0.02  # frames by which a recorded time may be off: seconds have four digits or more
 OF_FORMAT = re.compile(r"(data|videos|stats|meta)/|(episode_index|tasks|length|dataset_(from|to)_index)$")
 """Names of columns that belong to the format."""
@@ -145,10 +146,12 @@ def read_episodes(
     ids, lengths = ids[order], lengths[order]
 
     index_from = np.cumsum(lengths) - lengths
+    lists_places = False
     if "dataset_from_index" in table.column_names:
         recorded = integer_column(table, "dataset_from_index", where, default=-1)
         if (recorded >= 0).all():
             index_from = recorded
+            lists_places = True
     if layout.is_packed:
         chunk, number = _file_numbers(table, "data", where)
         if (number < 0).any():
@@ -164,7 +167,9 @@ def read_episodes(
         template = template_or_default(info.get("video_path"), fields, layout.video_path, oddities, "video_path")
         if layout.is_packed:
             fps = float(info["fps"])
-            videos = {key: _videos(table, key, template, ids, lengths, fps, where, oddities) for key in cameras}
+            videos = {
+                key: _videos(table, key, template, ids, index_from, lengths, fps, where, oddities) for key in cameras
+            }
         else:  # all cameras share their arrays
             first, drift = np.zeros(len(ids), np.int64), np.zeros(len(ids))
             places = {key: replace(data, template=template, key=key) for key in cameras}
@@ -183,6 +188,7 @@ def read_episodes(
         task_offsets=offsets,
         task_indices=indices,
         own_files=not layout.is_packed,
+        lists_places=lists_places,
     )
 
 
@@ -320,6 +326,7 @@ def _videos(
     key: str,
     template: str,
     ids: np.ndarray,
+    index_from: np.ndarray,
     lengths: np.ndarray,
     fps: float,
     where: str,
@@ -350,7 +357,14 @@ def _videos(
             f"{start[e] * fps:.2f}, in order frame {int(first[e])}); the order is used, except in files that also hold "
             "frames of other episodes"
         )
-    return Videos(files, file, first, drift, expected, _first_by_time(file, first, start, lengths, fps))
+    moved = (file >= 0) & (lengths > 0) & (first != starts_within(file, index_from, lengths))
+    doubtful = np.zeros(len(files), bool)
+    doubtful[file[moved]] = True
+    shortest = np.full(len(files), np.inf)
+    np.minimum.at(shortest, file[moved], lengths[moved])
+    doubtful &= drift > np.maximum(0.5, _CLEAR * shortest)
+    by_time = _first_by_time(file, first, start, lengths, fps)
+    return Videos(files, file, first, drift, expected, by_time, doubtful if doubtful.any() else None)
 
 
 def _first_by_time(

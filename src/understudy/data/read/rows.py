@@ -13,13 +13,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import DEFAULTS, INDEX_KEYS, Feature
+from understudy.data.format.pairing import MIXED, PAIRING_FIX, claimed_episode, doubtful_places
 from understudy.errors import DatasetError, MissingFileError
 from understudy.lru import LRUCache
 from understudy.plural import plural
@@ -152,6 +153,16 @@ class ProcessLocal:
             warnings.warn(text, stacklevel=3)
 
 
+class _Bad(NamedTuple):
+    """Reason why the rows of an episode are unusable, and the remedy."""
+
+    reason: str
+    fix: str = "repair meta/ or the file, or leave the episode out"
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.fix})"
+
+
 @dataclass(frozen=True)
 class _DataFile:
     """Columns of one data file, and the place of its episodes."""
@@ -159,7 +170,7 @@ class _DataFile:
     columns: dict[str, Column]
     rows: np.ndarray  # int64 (n,), table rows of its episodes, ascending
     start: np.ndarray  # int64 (n,), first row of each episode in the file
-    bad: dict[int, str]  # table row -> reason why its rows are unusable
+    bad: dict[int, _Bad]  # table row -> reason why its rows are unusable
     nbytes: int
 
 
@@ -239,13 +250,15 @@ class Rows(ProcessLocal):
         Raises:
             DatasetError: the file cannot be read.
         """
-        return dict(self._load(int(self.catalog.episodes.data_file[row])).bad)
+        bad = self._load(int(self.catalog.episodes.data_file[row])).bad
+        return {row_of_file: str(reason) for row_of_file, reason in bad.items()}
 
     def _start(self, loaded: _DataFile, rows: np.ndarray) -> np.ndarray:
         """First rows in the file of the episodes of table rows (n,), int64 (n,)."""
         for row in rows.tolist() if loaded.bad else ():
             if row in loaded.bad:
-                raise self._row_error(row, loaded.bad[row])
+                bad = loaded.bad[row]
+                raise DatasetError(bad.reason, where=self.catalog.data_place(row), fix=bad.fix)
         return loaded.start[np.searchsorted(loaded.rows, rows)]
 
     def _load(self, file: int) -> _DataFile:
@@ -298,7 +311,9 @@ class Rows(ProcessLocal):
             fix = "restore the file, or leave the key out with keys=[...]"
             raise DatasetError(f"there is no column {lacking[0]!r}", where=where, fix=fix)
         runs = self._find_runs(rows, columns.get("episode_index"), len(table), where)
+        doubtful = self._find_doubtful(rows, runs, columns, len(table), where)
         start, bad = self._index_rows(rows, runs, columns, len(table), where)
+        bad |= doubtful
         return _DataFile(columns, rows, start, bad, sum(int(column.nbytes) for column in columns.values()))
 
     def _column(self, column: pa.ChunkedArray, key: str, feature: Feature | None, where: str) -> Column:
@@ -327,10 +342,9 @@ class Rows(ProcessLocal):
         """(first row, rows) of each run of rows in a file, by the episode's id."""
         table = self.catalog.episodes
         if table.own_files:
-            if isinstance(ids, np.ndarray) and total and (ids != table.ids[rows[0]]).any():
-                self.note(f"{where}: its episode_index column is {int(ids[0])}; the file name is used")
             return {int(table.ids[rows[0]]): [(0, total)]}
-        if isinstance(ids, np.ndarray):
+        by_place = table.pairing == "files" and total == int(table.lengths[rows].sum())
+        if isinstance(ids, np.ndarray) and not by_place:
             runs: dict[int, list[tuple[int, int]]] = {}
             for begin, end in pairwise([0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), total]):
                 if end > begin:
@@ -341,6 +355,45 @@ class Rows(ProcessLocal):
             raise DatasetError(problem, where=where, fix="restore the file")
         return {int(table.ids[row]): [(int(table.data_row[row]), int(table.lengths[row]))] for row in rows}
 
+    def _find_doubtful(
+        self,
+        rows: np.ndarray,
+        runs: Mapping[int, list[tuple[int, int]]],
+        columns: Mapping[str, Column],
+        total: int,
+        where: str,
+    ) -> dict[int, _Bad]:
+        """Find the episodes of a file whose place and columns disagree (`format/pairing.py`).
+
+        Returns:
+            Table row -> reason; {} and a note where no image can be paired wrong, or the setting decides.
+        """
+        table = self.catalog.episodes
+        ids, index = (_numbers(columns.get(key)) for key in ("episode_index", "index"))
+        doubtful: dict[int, str] = {}
+        if table.own_files:
+            row = int(rows[0])
+            claimed = claimed_episode(table, row, ids, index)
+            if claimed != table.ids[row]:
+                column = "column index" if ids is None else "column episode_index"
+                other = "several episodes" if claimed == MIXED else f"episode {claimed}"
+                doubtful[row] = f"the file of episode {int(table.ids[row])} has rows of {other}, by its {column}"
+        else:
+            found = [runs.get(episode, [(0, 0)])[0] for episode in table.ids[rows].tolist()]
+            begins, counts = np.array(found, np.int64).reshape(-1, 2).T
+            for place in np.flatnonzero(doubtful_places(table, rows, begins, counts, index, total)).tolist():
+                row = int(rows[place])
+                listed = int(table.data_row[row])
+                there = f"row {int(begins[place])} of the file" if counts[place] else "nowhere in the file"
+                doubtful[row] = f"rows of episode {int(table.ids[row])} are at {there} by the column episode_index"
+                doubtful[row] += f", and meta/ lists row {listed}, where the column is {_value_at(ids, listed)}"
+        if table.pairing == "columns" or (not table.pairing and self.catalog.has_images_by_place):
+            return {row: _Bad(reason, PAIRING_FIX) for row, reason in doubtful.items()}
+        decides = "the file name is used" if table.own_files else "the column is used"
+        for reason in doubtful.values():
+            self.note(f"{where}: {reason}; {decides}")
+        return {}
+
     def _index_rows(
         self,
         rows: np.ndarray,
@@ -348,7 +401,7 @@ class Rows(ProcessLocal):
         columns: dict[str, Column],
         total: int,
         where: str,
-    ) -> tuple[np.ndarray, dict[int, str]]:
+    ) -> tuple[np.ndarray, dict[int, _Bad]]:
         """Check the index columns, and compute missing ones.
 
         Returns:
@@ -357,36 +410,36 @@ class Rows(ProcessLocal):
         table, catalog = self.catalog.episodes, self.catalog
         frame, index, tasks = (np.zeros(total, np.int64) for _ in range(3))
         episodes = np.full(total, -1, np.int64)
-        start, bad = np.zeros(len(rows), np.int64), dict[int, str]()
+        start, bad = np.zeros(len(rows), np.int64), dict[int, _Bad]()
         frame_column, task_column = columns.get("frame_index"), columns.get("task_index")
         for place, (row, episode) in enumerate(zip(rows.tolist(), table.ids[rows].tolist())):
             length = int(table.lengths[row])
             (begin, count), *others = runs.get(episode, [(0, 0)])
             start[place], span = begin, slice(begin, begin + length)
             if others:
-                bad[row] = f"the rows of episode {episode} are not contiguous"
+                bad[row] = _Bad(f"the rows of episode {episode} are not contiguous")
                 continue
             if count != length:
-                bad[row] = f"episode {episode} has length {length} in meta/, the file {count} rows of it"
+                bad[row] = _Bad(f"episode {episode} has length {length} in meta/, the file {count} rows of it")
                 continue
             frame[span], episodes[span] = np.arange(length), episode
             index[span] = np.arange(length) + table.index_from[row]
             if isinstance(frame_column, np.ndarray):
                 if (np.diff(frame_column[span]) <= 0).any():
-                    bad[row] = f"frame_index of episode {episode} does not rise"
+                    bad[row] = _Bad(f"frame_index of episode {episode} does not rise")
                 elif (frame_column[span] != frame[span]).any():
                     self.note(f"{where}: frame_index does not count 0, 1, 2, ...; the place in the episode is used")
             if isinstance(task_column, np.ndarray):
                 unknown = (task_column[span] < 0) | (task_column[span] >= len(catalog.tasks))
                 if unknown.any():
-                    bad[row] = (
-                        f"task_index {int(task_column[span][unknown][0])} of episode {episode} is not in meta/tasks"
-                    )
+                    number = int(task_column[span][unknown][0])
+                    bad[row] = _Bad(f"task_index {number} of episode {episode} is not in meta/tasks")
             elif length:
                 named = table.tasks_of(row)
                 tasks[span] = named[0] if len(named) else -1
                 if len(named) != 1 or named[0] < 0:
-                    bad[row] = f"no task_index column, and meta/ names {len(named)} tasks for the episode"
+                    reason = f"no task_index column, and meta/ names {len(named)} tasks for the episode"
+                    bad[row] = _Bad(reason)
         columns["frame_index"], columns["episode_index"] = frame, episodes
         columns.setdefault("index", index)
         columns.setdefault("task_index", tasks)
@@ -402,9 +455,13 @@ class Rows(ProcessLocal):
         if off.size and off.max() > 0.5 and not any(earlier.startswith(note) for earlier in self.notes):
             self.notes.append(f"{note} {off.max():.3g} frames off frame / fps, first in {where}; frames go by order")
 
-    def _row_error(self, row: int, problem: str) -> DatasetError:
-        where = self.catalog.data_place(row)
-        return DatasetError(problem, where=where, fix="repair meta/ or the file, or leave the episode out")
+
+def _numbers(column: Column | None) -> np.ndarray | None:
+    return column if isinstance(column, np.ndarray) else None
+
+
+def _value_at(ids: np.ndarray | None, row: int) -> str:
+    return str(int(ids[row])) if ids is not None and row < len(ids) else "absent"
 
 
 def _pick(column: Column, start: np.ndarray, frames: np.ndarray) -> np.ndarray | list[Any]:

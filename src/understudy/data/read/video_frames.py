@@ -253,6 +253,11 @@ class VideoFrames(ProcessLocal):
     def _check_count(self, camera: str, file: int, reader: VideoReader, where: str) -> None:
         videos, ids = self.catalog.videos(camera), self.catalog.episodes.ids
         expected, drift = int(videos.expected[file]), float(videos.drift[file])
+        if videos.doubtful is not None and videos.doubtful[file]:
+            problem = "from_timestamp puts its episodes into another order than their rows have, and is off by up to "
+            problem += f"{drift:.1f} frames: images of one episode may be paired with rows of another"
+            fix = "correct from_timestamp in meta/episodes, or leave these episodes out"
+            raise DatasetError(problem, where=where, fix=fix)
         if reader.count == expected:
             self._by_time[camera, file] = False
             return

@@ -290,9 +290,9 @@ class Selection:
         return DatasetError(problem, where=root, fix="drop fewer frames, or use shorter windows or keep_rule='start'")
 
 
-def open_episodes(root: str | Catalog) -> Catalog:
-    """Open a dataset; of a view, only those episodes of which it selects frames."""
-    catalog = Catalog.open(root)
+def open_episodes(root: str | Catalog, pairing: str | None = None) -> Catalog:
+    """Open a dataset (`pairing` as in `Catalog.open`); of a view, only those episodes of which it selects frames."""
+    catalog = Catalog.open(root, pairing=pairing)
     if catalog.view is None:
         return catalog
     rows = catalog.episodes.rows_of(distinct(Selection().apply(catalog).segments[:, 0]))

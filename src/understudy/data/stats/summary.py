@@ -437,6 +437,7 @@ def _hash_inputs(data: "EpisodeDataset", delta: tuple[int, ...], chunk: int) -> 
         if key in catalog.features
     }
     parts = [FORMAT, ROWS, np.__version__, catalog.root, keys, list(delta), chunk, table.own_files]
+    parts += [table.pairing] if table.pairing else []
     digest = hashlib.sha256(json.dumps(parts).encode())
     arrays = (data.segments, data.window_stops, table.lengths[rows], table.data_file[rows], table.data_row[rows])
     for array in arrays:

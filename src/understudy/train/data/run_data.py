@@ -282,6 +282,7 @@ def _open_sources(
     def open_one(number: int) -> Source:
         source = configs[number]
         layout = {"video_path": source.video_path, "data_path": source.data_path, "version": source.version}
+        layout |= {"pairing": source.pairing}
         address, view = split_view(source.root)
         place = address, *layout.values()
         if place not in catalogs:
