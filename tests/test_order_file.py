@@ -17,7 +17,7 @@ import pytest
 
 from support.refusals import refused
 from understudy.errors import ConfigError
-from understudy.order_file import GROUP, KEY, OrderFile, Samples, write_order_file
+from understudy.order_file import GROUP, KEY, OrderFile, Samples, _seal, write_order_file
 
 FACTS = {"datasets": [{"name": "a", "lengths": ""}, {"name": "b", "lengths": ""}], "start": 12, "batch": 4}
 
@@ -234,3 +234,80 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             OrderFile(tmp_path / f"{name}.parquet")
         assert str(caught.value).count(f"{name}.parquet") == 1
     assert GROUP <= 1 << 20
+
+
+WRONG_FACTS = [
+    *(("start", value) for value in ("x", -1, True, 1.5, None, [1])),
+    *(("batch", value) for value in ("x", 0, -4, True, 2.5, [4])),
+    *(("datasets", value) for value in ([5], [{}], [], "a", {"name": "a"}, [{"name": 1, "lengths": ""}])),
+    *(("datasets", value) for value in ([{"name": "a", "lengths": None}], [{"name": "a"}], None)),
+]
+
+
+@pytest.mark.parametrize(("fact", "value"), WRONG_FACTS)
+def test_sealed_facts_of_other_types_are_refused_by_name(path: Path, fact: str, value: Any) -> None:
+    def change(columns: dict[str, Any], facts: dict[str, Any]) -> None:
+        facts[fact] = value
+        facts["seal"] = _seal(facts)
+
+    with refused(fact, where="other.parquet", fix="export"):
+        OrderFile(rewritten(path, change))
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "text", "bytes"])
+def test_columns_that_no_order_has_are_not_read(tmp_path: Path, kind: str) -> None:
+    """As the images in LeRobot's data files."""
+    count = 1 << 18
+    indices = pa.array(np.zeros(count, np.int32))
+    note: Any = pa.DictionaryArray.from_arrays(indices, pa.array(["x" * 16384]))
+    if kind != "dictionary":
+        note = pa.DictionaryArray.from_arrays(indices, pa.array(["x" * 4000])).cast(pa.string())
+    if kind == "bytes":
+        note = note.cast(pa.binary())
+    numbers = {"episode_index": np.zeros(count, np.int32), "frame_index": np.arange(count)}
+    pq.write_table(pa.table(numbers | {"note": note}), tmp_path / "order.parquet", store_schema=False)
+    read = list[Any]()
+    original = pq.ParquetFile.read_row_group
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            pq.ParquetFile,
+            "read_row_group",
+            lambda file, group, columns=None: read.append(columns) or original(file, group, columns),
+        )
+        file = OrderFile(tmp_path / "order.parquet")
+    assert read
+    assert all(columns == ["episode_index", "frame_index"] for columns in read), read
+    assert file.stop == count
+
+
+def test_names_of_datasets_are_never_written_out_row_by_row(tmp_path: Path) -> None:
+    """A name of 1,000 letters in each of 262,144 rows, in a file of some kilobytes."""
+    count = 1 << 18
+    names = pa.DictionaryArray.from_arrays(pa.array(np.arange(count, dtype=np.int32) % 2), pa.array(["b" * 1000, "a"]))
+    numbers = {"episode": np.zeros(count, np.int64), "frame": np.arange(count)}
+    pq.write_table(pa.table(numbers | {"dataset": names}), tmp_path / "order.parquet", store_schema=False)
+    program = f"""
+import resource
+from understudy.order_file import OrderFile
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+file = OrderFile({str(tmp_path / "order.parquet")!r})
+assert file.names == ("b" * 1000, "a")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert int(done.stdout or 999) < 150, done
+
+
+def test_declared_sizes_of_columns_are_bounded(tmp_path: Path) -> None:
+    names = ["x" * (1 << 16) + str(number) for number in range(64)]
+    table = pa.table({"episode": np.zeros(64, int), "frame": np.arange(64), "dataset": names})
+    pq.write_table(table, tmp_path / "order.parquet")
+    with refused("dataset", 64, where="order.parquet", fix="shorter"):
+        OrderFile(tmp_path / "order.parquet")
+
+
+def test_order_file_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "order.parquet")
+    for place in (tmp_path / "order.parquet", Path("/dev/zero"), tmp_path):
+        with refused("file", where=place.name, fix="parquet"):
+            OrderFile(place)

@@ -8,7 +8,8 @@ has episode and frame (or LeRobot's episode_index and frame_index), and may have
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
@@ -38,6 +39,7 @@ SCHEMA = pa.schema(
     }
 )
 _OTHER_NAMES = {"episode_index": "episode", "frame_index": "frame"}
+_MOST_BYTES = (32, 1024)  # of a number and of a name, as they are stored
 _MOST_ROWS = 1 << 22  # of a row group, which is read whole
 STRIDE = 1 << 32  # of episodes in packed frames
 _MOST = (1 << 62, 1 << 62, 1 << 31, 1 << 31, STRIDE, STRIDE, np.inf)  # limits of the columns of `SCHEMA`
@@ -91,6 +93,37 @@ def find_segments(segments: np.ndarray, episode: np.ndarray, frame: np.ndarray) 
     return np.where((held == episode) & (frame >= start) & (frame < stop), row, -1)
 
 
+def _name_numbers(column: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
+    """Return the names of a column of a dictionary type in sequence of appearance, and the number of each row (n,).
+
+    The names of the rows are never written out: together they may be a thousand times as large as the file.
+    """
+    array = column.unify_dictionaries().combine_chunks()
+    entries, first, numbers = np.unique(array.indices.to_numpy(), return_index=True, return_inverse=True)
+    by_row = np.argsort(first)
+    place = np.empty(len(entries), np.int64)
+    place[by_row] = np.arange(len(entries))
+    return array.dictionary.take(pa.array(entries[by_row])).to_pylist(), place[numbers]
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 1 << 62
+
+
+def _are_datasets(value: object) -> bool:
+    entries = value if isinstance(value, list) else [None]
+    texts = [entry.get(name) for entry in entries if isinstance(entry, dict) for name in ("name", "lengths")]
+    return len(texts) == 2 * len(entries) and all(isinstance(text, str) for text in texts) and bool(entries)
+
+
+_FACTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "start": (lambda value: _is_count(value, 0), "it is a position from 0"),
+    "batch": (lambda value: value is None or _is_count(value, 1), "it is a number of samples, or null"),
+    "datasets": (_are_datasets, "it is a list with name and lengths of each dataset"),
+}
+"""Fact of an exported file -> check of its value, and the rule in words."""
+
+
 def _seal(facts: Mapping[str, Any]) -> str:
     return _digest(json.dumps({name: facts[name] for name in sorted(facts) if name != "seal"}).encode())
 
@@ -136,7 +169,8 @@ class OrderFile:
     def __init__(self, path: str | os.PathLike[str], digest: str | None = None) -> None:
         self.path = Path(path)
         try:
-            self.path.stat()
+            if not stat.S_ISREG(self.path.stat().st_mode):  # opening a pipe would block
+                raise self._error("is no file", "give a parquet file, as `order export` writes it")
             self._metadata = pq.read_metadata(path)
         except (OSError, pa.ArrowException) as error:
             reason = getattr(error, "strerror", None) or error
@@ -154,12 +188,14 @@ class OrderFile:
         self.facts: dict[str, Any] = facts or {}
         if self.facts.get("format", FORMAT) != FORMAT:
             raise self._error(f"has format {self.facts['format']}", f"export it again: this version reads {FORMAT}")
+        self._check_facts()
         if wrong := [count for count in rows or [0] if not 0 < count <= _MOST_ROWS]:
             raise self._error(f"has a row group of {wrong[0]} rows", f"write 1 to {_MOST_ROWS} in each")
         self._ends = np.cumsum(rows)
         self._held = lru_cache(max(2, _CACHE // (24 * max(rows))))(self._located)
         self.start: int = self.facts.get("start", 0)
         self.stop = self.start + int(self._ends[-1])
+        self._texts = [name for name in self._metadata.schema.names if name == "dataset"]
         self.names = tuple(str(dataset["name"]) for dataset in self.facts.get("datasets", ()))
         self.batch_size: int | None = self.facts.get("batch")
         self.has_steps = "step" in self._metadata.schema.names
@@ -167,6 +203,39 @@ class OrderFile:
         self.digest: str = self.facts.get("seal") or self._scan()
         if digest not in (None, self.digest):
             raise self._error("was changed since it was opened", "leave it as it is")
+
+    def _check_facts(self) -> None:
+        """Refuse facts that `write_order_file` does not write; anyone can compute a seal."""
+        for name, value in self.facts.items():
+            is_good, rule = _FACTS.get(name, (lambda _: True, ""))
+            if not is_good(value):
+                raise self._error(f"has {name} {str(value)[:80]!r}, and {rule}", "export the order again")
+        if self.facts and "datasets" not in self.facts:
+            raise self._error("names no datasets", "export the order again")
+
+    def _columns(self, file: pq.ParquetFile, group: int) -> list[str]:
+        """Names of the stored columns that an order has. Raises DatasetError where one may not be read.
+
+        A column that no order has may have any size, such as images in LeRobot's data files.
+        """
+        schema, facts, names = file.schema_arrow, file.metadata.row_group(group), list[str]()
+        for name in schema.names:
+            column = _OTHER_NAMES.get(name, name)
+            if column not in SCHEMA.names:
+                continue
+            kind = schema.field(name).type
+            text = kind.value_type if pa.types.is_dictionary(kind) else kind
+            is_text = pa.types.is_string(text) or pa.types.is_large_string(text)
+            is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+            if not (is_text if column == "dataset" else is_number):
+                fix = "write integers, floats as weights, and names of datasets"
+                raise self._error(f"has {column} of the type {kind}", fix)
+            place = next(number for number in range(facts.num_columns) if facts.column(number).path_in_schema == name)
+            size, most = facts.column(place).total_uncompressed_size, facts.num_rows * _MOST_BYTES[is_text] + (1 << 20)
+            if not 0 <= size <= most:
+                raise self._error(f"has {size} bytes of {column} for {facts.num_rows} rows", "write shorter values")
+            names.append(name)
+        return names
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OrderFile, (self.path, self.digest)
@@ -220,9 +289,9 @@ class OrderFile:
         """Read a row group, and compare it with its digest."""
         try:
             with pq.ParquetFile(
-                self.path, metadata=self._metadata
+                self.path, metadata=self._metadata, read_dictionary=self._texts
             ) as file:  # a mapped file that shrinks ends the process
-                table = file.read_row_group(group)
+                table = file.read_row_group(group, self._columns(file, group))
         except (OSError, pa.ArrowException) as error:
             raise self._error(f"is damaged, or was changed: {error}", "restore it") from error
         table = table.rename_columns([_OTHER_NAMES.get(name, name) for name in table.column_names])
@@ -233,17 +302,13 @@ class OrderFile:
         taken = SCHEMA.names if self.facts else ("step", "dataset", "episode", "frame", "weight")
         try:
             stored = {name: table[name] for name in taken if name in table.column_names}
-            for name, column in stored.items():
-                if name != "dataset" and not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-                    raise self._error(f"has {name} of the type {column.type}", "write integers, or floats as weights")
             columns |= stored
             table = pa.table({name: columns[name] for name in SCHEMA.names}).cast(SCHEMA)
         except (KeyError, pa.ArrowException) as error:
             raise self._error(f"has no such numbers: {error}", "give a number of episode and frame per row") from error
         if any(column.null_count for column in table.columns):
             raise self._error("has no such numbers: nulls", "give every number of every row")
-        dataset = table["dataset"].cast(pa.string()).combine_chunks().dictionary_encode()
-        names, numbers = dataset.dictionary.to_pylist(), dataset.indices.to_numpy()
+        names, numbers = _name_numbers(table["dataset"])
         if not self.facts:
             self.names += tuple(name for name in names if name not in self.names)
         source = np.array([self.names.index(name) if name in self.names else -1 for name in names])[numbers]

@@ -12,7 +12,7 @@ time come first, as they were. Otherwise ids may name other episodes, and the vi
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,43 @@ SETTINGS = (
 _SPLIT = {"val_episodes", "val_fraction"}
 _COPY = re.compile(r"[0-9a-f]{64}\.(json|parquet)")
 _SAVE = "restore it, or save the view again: understudy select PATH NAME"
+
+
+def _is_natural(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _are_ids(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_natural, value))
+
+
+def _is_fraction(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_copy(value: object) -> bool:
+    return isinstance(value, str) and bool(_COPY.fullmatch(value)) and value.endswith(".json")
+
+
+def _are_weights(value: object) -> bool:
+    return isinstance(value, str) and bool(_COPY.fullmatch(value) or not value.endswith(".parquet"))
+
+
+_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("episodes", "exclude_episodes", "val_episodes"), (_are_ids, "it is a list of episode ids")),
+    **dict.fromkeys(("drop_n_first_frames", "drop_n_last_frames"), (_is_natural, "it is a number of frames from 0")),
+    "where": (_is_text, "it is a condition in text"),
+    "val_fraction": (_is_fraction, "it is a share from 0 to below 1"),
+    "keep_ranges": (_is_copy, f"it is a file of {FOLDER}/files"),
+    "keep_rule": (("window", "start").__contains__, "it is window or start"),
+    "frame_weights": (_are_weights, f"it is a file of {FOLDER}/files, or the key of a feature"),
+    "frame_weights_in": (("order", "loss", "both").__contains__, "it is order, loss or both"),
+}
+"""Setting -> check of its value in a file, and the rule in words."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +161,25 @@ def read_view(files: Files, address: str, episodes: EpisodeTable) -> View:
         if made_on != _facts(episodes, made_on["episodes"]):
             problem = f"the view was made on {made_on['episodes']} episodes, which are not the first ones here"
             raise DatasetError(problem, where=where, fix=_SAVE)
+        _check_settings(content["select"], where)
+        if not _is_natural(content["selected"]["episodes"]):
+            raise DatasetError(f"version {number} gives no number of selected episodes", where=where, fix=_SAVE)
         select = {key: tuple(value) if isinstance(value, list) else value for key, value in content["select"].items()}
         select |= {key: _fetch(files, str(value)) for key, value in select.items() if _COPY.fullmatch(str(value))}
         return View(name, number, digest, select, made_on, content["selected"])
+
+
+def _check_settings(select: Mapping[str, Any], where: str) -> None:
+    """Check the settings of a view as those of flags: the file may come with the dataset of a stranger.
+
+    Raises:
+        DatasetError: names the first setting that no flag takes. A file that is none of `meta/views/files` is not read.
+    """
+    for name, value in select.items():
+        is_good, rule = _RULES[name]
+        if not is_good(value):
+            problem = f"the view has {name} {str(value)[:80]!r}, and {rule}"
+            raise DatasetError(problem, where=where, fix=_SAVE)
 
 
 def save_view(files: Files, name: str, select: Mapping[str, Any], episodes: EpisodeTable, selected: Any) -> View:
