@@ -375,3 +375,57 @@ def test_files_that_a_recorder_joins_meanwhile_are_not_published(
     assert whole(tmp_path / "p/out") == 5
     assert publish([str(tmp_path / "arm-3")], tmp_path / "p/out") == {"arm-3": 2}
     assert whole(tmp_path / "p/out") == 7
+
+
+def test_files_of_others_in_the_store_stay_and_stop_nothing(tmp_path: Path) -> None:
+    """What a file browser or NFS leaves there, and folders of a user: nothing that a publication did not make."""
+    arm, out = record(tmp_path / "arm-1", range(1)), tmp_path / "all"
+    publish([str(arm)], out)
+    store = tmp_path / ".all.versions"
+    for name in (".DS_Store", ".nfs000001", "1.txt", "files/.DS_Store", "000001/.DS_Store"):
+        (store / name).write_bytes(b"x")
+    (store / "mine").mkdir()
+    (store / "mine/notes.txt").write_text("mine")
+    (store / "2026").symlink_to(tmp_path / "arm-1")
+    there = {path.relative_to(store) for path in store.rglob("*")}
+    for count in range(2, 2 + module.KEPT):
+        record(arm, range(count - 1, count))
+        assert sum(publish([str(arm)], out).values()) == 1
+    left = {path for path in there if path.parts[0] != "000001"}
+    assert left <= {path.relative_to(store) for path in store.rglob("*")}
+    numbers = sorted(path.name for path in store.iterdir() if path.name.isdigit() and len(path.name) == 6)
+    assert numbers == [f"{number:06d}" for number in range(2, 2 + module.KEPT)]
+    assert whole(out) == 1 + module.KEPT
+
+
+@pytest.mark.parametrize(
+    ("writers", "out"),
+    [
+        (["arm-1"], "arm-1"),
+        (["arm-1"], "arm-1/sub"),
+        (["arm-1"], "arm-1/meta/deep/sub"),
+        (["arm-2", "arm-1"], "arm-1/data/all"),
+        (["arm-1"], "link/sub"),
+        (["link"], "arm-1/sub"),
+        (["arm-1"], "."),
+    ],
+)
+def test_an_output_inside_a_writer_is_refused(
+    tmp_path: Path, writers: list[str], out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NAMES:
+        record(tmp_path / name, range(1))
+    (tmp_path / "link").symlink_to("arm-1")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["publish", *writers, out]) == 2
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_output_beside_a_writer_is_written(tmp_path: Path) -> None:
+    """The nearest sound outputs: a name that begins like the writer's, and a folder of the writer's parent."""
+    arm = record(tmp_path / "arm-1", range(1))
+    for out in (tmp_path / "arm-10", tmp_path / "sub/arm-1"):
+        out.parent.mkdir(exist_ok=True)
+        assert main(["publish", str(arm), str(out)]) == 0
+        assert us.Catalog.open(out).num_episodes == 1

@@ -6,7 +6,8 @@
     .OUT.versions/files/               files with rows, videos and the episode table, which never change; and views
 
 So every reader finds the earlier version or the new one, also after a kill at any instant, and one that has the earlier
-version open finds all its files. Episodes keep their numbers and files. meta/published.json has a digest of each
+version open finds all its files. OUT@000002 is the address of that publication (`storage/dataset_version.py`), as long
+as it is one of the latest `KEPT`. What else lies in the store is left alone. Episodes keep their numbers and files. meta/published.json has a digest of each
 writer's published episodes, and the metadata `writer` of an episode the name of its writer.
 """
 
@@ -14,6 +15,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +33,7 @@ from understudy.data.read.rows import Rows
 from understudy.data.selection.motion import numeric_keys
 from understudy.data.stats.running import NAMES
 from understudy.data.write.dataset_files import FILES_PER_CHUNK, replace_json, statistic_value
+from understudy.dataset_address import split_view
 from understudy.edit.annotations import piece_metadata
 from understudy.edit.features import common_features, common_rate, common_robot, edit_features
 from understudy.edit.plan import Base, Piece, Plan
@@ -43,6 +46,12 @@ LEDGER = "meta/published.json"
 """File with the digests of the writers, relative to the root."""
 LINK = "link"
 """Link to a version from before its folder is made until it is published, which moves the link to OUT."""
+
+DRAFT = "draft"
+"""Folder in which new episodes are written."""
+KEPT = 8
+"""Latest versions whose folders stay, each of which has an address, OUT@NUMBER."""
+_VERSION = re.compile(r"\d{6}")
 
 
 def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> dict[str, int]:
@@ -65,8 +74,8 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
         raise DatasetError(
             f"two writers are named {twice[0]!r}", fix="rename the folder of one: it is known by its name"
         )
-    if os.path.realpath(out) in [os.path.realpath(root) for root in roots]:
-        raise DatasetError("is a writer, too", where=out, fix="name the folders of the writers alone")
+    for root in roots:
+        _refuse_overlap(out, root)
     if os.path.lexists(out) and not (out.is_symlink() and Path(os.readlink(out)).parent.name == store.name):
         raise DatasetError("was not published", where=out, fix="name a new folder")
     (store / "files").mkdir(parents=True, exist_ok=True)
@@ -100,12 +109,26 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
         return added
 
 
+def _refuse_overlap(out: Path, root: str) -> None:
+    """Raise DatasetError where the publication would be written into a writer, or a writer lies in its store."""
+    if "://" in root:
+        return
+    writer, place = Path(os.path.realpath(split_view(root)[0])), Path(os.path.realpath(out.parent), out.name)
+    store = place.with_name(f".{out.name}.versions")
+    if writer in (place, Path(os.path.realpath(out))):
+        raise DatasetError("is a writer, too", where=out, fix="name the folders of the writers alone")
+    if writer in place.parents:
+        raise DatasetError(f"lies in the writer {root}", where=out, fix="name a folder outside of the writers")
+    if place in writer.parents or store in writer.parents:
+        raise DatasetError(f"the writer {root} lies in it", where=out, fix="name a folder outside of the writers")
+
+
 def _in_use(out: Path, store: Path) -> list[Path]:
     """Links of other names to the versions of `out`, as after `mv`, and versions that were published."""
     links = [path for path in out.parent.glob("*") if path.is_symlink() and store.name in Path(os.readlink(path)).parts]
     link = store / LINK
     unpublished = Path(os.readlink(link)).name if link.is_symlink() else ""
-    return links + [path for path in store.glob("[0-9]*") if path.name != unpublished]
+    return links + [path for path in store.glob("*") if _VERSION.fullmatch(path.name) and path.name != unpublished]
 
 
 @contextmanager
@@ -172,11 +195,10 @@ def _add_version(
 ) -> None:
     """Write the new episodes and the version with them, and publish it."""
     before = os.path.basename(os.readlink(out)) if old else "000000"
-    version, draft, files = store / f"{int(before) + 1:06d}", store / "draft", store / "files"
+    version, draft, files = store / f"{int(before) + 1:06d}", store / DRAFT, store / "files"
     link = store / LINK
-    for folder in store.iterdir():  # remains of a kill, and versions that no reader opens
-        if folder.name not in (before, files.name, LINK):
-            shutil.rmtree(folder)
+    for folder in _removable(store, before):
+        shutil.rmtree(folder)
     link.unlink(missing_ok=True)  # after the version that it excuses
     write_set(plan, draft, workers, version.name)
     now = {number: Catalog.open(plan.sources[number].root) for number in {piece.source for piece in plan.pieces}}
@@ -210,6 +232,18 @@ def _add_version(
     os.replace(link, out)
     sync(out.parent)
     shutil.rmtree(draft)
+
+
+def _removable(store: Path, before: str) -> list[Path]:
+    """Remains of a kill, and versions of earlier times than `KEPT`; nothing that a publication did not make."""
+    versions = sorted(path for path in store.iterdir() if _VERSION.fullmatch(path.name) and _is_folder(path))
+    old = [path for path in versions if path.name <= before][: 1 - KEPT]
+    unpublished = [path for path in versions if path.name > before]
+    return [*old, *unpublished, *(path for path in [store / DRAFT] if _is_folder(path))]
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _write_meta(plan: Plan, old: Catalog | None, published: dict[str, str], draft: Path, version: Path) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote, urlsplit
@@ -20,6 +21,15 @@ import pyarrow.parquet as pq
 from understudy import credentials
 from understudy.errors import DatasetError, LfsPointerError, MissingFileError, summarize
 from understudy.storage.byte_source import ByteSource, LocalSource, as_file
+from understudy.storage.dataset_version import (
+    DatasetVersion,
+    LocalCheck,
+    folder_of,
+    local_stat,
+    publication_folder,
+    publication_name,
+    publication_of,
+)
 
 if TYPE_CHECKING:  # not imported for local roots
     from understudy.storage.remote_options import RemoteOptions
@@ -37,9 +47,11 @@ class Files:
 
     Attributes:
         root: Absolute folder, or the URL without credentials (`credentials.py`).
+        publication: Folder of the publication that is read (`edit/publish.py`); "" for any other dataset.
 
     Args:
-        root: Path, `file://` URL, or any URL that fsspec knows (`memory://`, `https://`, `s3://`, `hf://`).
+        root: Path, `PATH@NUMBER` of one publication, `file://` URL, or any URL that fsspec knows (`memory://`,
+            `https://`, `s3://`, `hf://`).
         options: Options for reading a remote root.
     """
 
@@ -53,6 +65,12 @@ class Files:
             if self.is_local
             else credentials.strip_credentials(text).rstrip("/")
         )
+        if self.is_local:
+            self.root = publication_folder(self.root) or self.root
+        self.publication = publication_of(self.root) if self.is_local else ""
+        self._made = time.time()
+        self._version: DatasetVersion | None = None
+        self._check: LocalCheck | None = None
         self._address = self.root if self.is_local else credentials.restore_credentials(text)
         self.options = options
         self._pin = ""
@@ -67,12 +85,59 @@ class Files:
         return self._pin if self._remote_files is None else self._remote_files.store.pin
 
     def __getstate__(self) -> tuple[object, ...]:
-        return self.root, self._address, self.options, self._current_pin()
+        return self.root, self._address, self.options, self._current_pin(), self.publication, self._version
 
-    def __setstate__(self, state: tuple[str, str, RemoteOptions | None, str]) -> None:
-        root, address, options, pin = state
+    def __setstate__(self, state: tuple[str, str, RemoteOptions | None, str, str, DatasetVersion | None]) -> None:
+        root, address, options, pin, publication, version = state
         self.__init__(root, options)  # type: ignore[misc]
-        self._address, self._pin = address, pin
+        self._address, self._pin, self.publication = address, pin, publication
+        self._keep_to(version)
+
+    def pin_version(self, paths: Sequence[str]) -> None:
+        """Read from now on the version of the dataset that these files of `meta/` have (`dataset_version.py`)."""
+        if not self.is_local:
+            self._version = self.remote_files.pin_version(paths)
+        elif not self.publication:  # which never changes
+            marks = {path: local_stat(self.where(path)) for path in paths}
+            self._keep_to(DatasetVersion(marks, self._made, folder_of(self.root)))
+
+    def _keep_to(self, version: DatasetVersion | None) -> None:
+        self._version = version
+        if version is not None and self.is_local:
+            self._check = LocalCheck(version, self.root)
+
+    @property
+    def version_read(self) -> str:
+        """The version of the dataset that is read, for records: a commit, a publication, or versions of meta files."""
+        if self.publication:
+            return f"publication {os.path.basename(self.publication)}"
+        if not self.is_local and self.remote_files.commit:
+            return f"commit {self.remote_files.commit}"
+        marks = self._version.marks if self._version is not None else {}
+        return ", ".join(f"{path} {mark.tag}" for path, mark in sorted(marks.items()) if mark is not None)
+
+    @property
+    def version_address(self) -> str:
+        """Address of the version of `version_read`, where a later opening gets the same; "" where there is none."""
+        if self.publication:
+            folder, number = os.path.split(self.publication)
+            return f"{os.path.dirname(folder)}/{publication_name(self.publication)}@{number}"
+        return "" if self.is_local else self.remote_files.pinned_address
+
+    def _place(self, path: str) -> str:
+        """Return the path of a local file or folder; one of a publication has it for good."""
+        if self.publication:
+            kept = f"{os.path.dirname(self.publication)}/files/{path}"
+            if os.path.isfile(kept):
+                return kept
+            if os.path.exists(self.publication):
+                return f"{self.publication}/{path}"
+        return self.where(path)
+
+    def _confirm(self, path: str) -> None:
+        """Check that a local file, which is open, belongs to the version of the dataset that is read."""
+        if self._check is not None and (stat := local_stat(self.where(path))) is not None:
+            self._check.confirm(path, stat)
 
     @property
     def cache(self) -> str:
@@ -91,7 +156,8 @@ class Files:
                 from understudy.storage.remote_options import RemoteOptions
                 from understudy.storage.remote_source import RemoteFiles
 
-                self._remote_files = RemoteFiles(self._address, self.root, self.options or RemoteOptions(), self._pin)
+                options = self.options or RemoteOptions()
+                self._remote_files = RemoteFiles(self._address, self.root, options, self._pin, self._version)
             return self._remote_files
 
     def open(self, path: str) -> BinaryIO:
@@ -99,12 +165,13 @@ class Files:
         where = self.where(path)
         if not self.is_local:
             return as_file(self._prefetch_file(path), _BUFFER)
+        place = self._place(path)
         try:
-            if os.path.exists(where) and not os.path.isfile(where) and not os.path.isdir(where):
+            if os.path.exists(place) and not os.path.isfile(place) and not os.path.isdir(place):
                 raise DatasetError(
                     "neither a file nor a folder", where=where, fix=_RESTORE
                 )  # opening a pipe would block
-            return open(where, "rb")
+            file = open(place, "rb")  # noqa: SIM115  # the caller closes it
         except (FileNotFoundError, NotADirectoryError) as error:
             raise MissingFileError("this file is not there", where=where, fix=_RESTORE) from error
         except IsADirectoryError as error:
@@ -115,6 +182,12 @@ class Files:
             raise
         except Exception as error:
             raise DatasetError(f"cannot be opened: {summarize(error)}", where=where, fix=_RESTORE) from error
+        try:
+            self._confirm(path)
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     def _prefetch_file(self, path: str) -> ByteSource:
         """Open a remote file that will be read completely, and fetch its parts in parallel."""
@@ -132,7 +205,9 @@ class Files:
 
             return RemoteSource(self, path)
         self.open(path).close()  # raises a clear error for a folder or a forbidden file
-        return LocalSource(self.where(path))
+        source = LocalSource(self._place(path))
+        self._confirm(path)
+        return source
 
     def version(self, path: str) -> str:
         """Return text that changes with the file: its size and times, or the etag or revision of a remote file.
@@ -144,7 +219,7 @@ class Files:
             remote = self.remote_files.stat(path)
             return f"{remote.size} {remote.tag}"
         try:
-            stat = os.stat(self.where(path))
+            stat = os.stat(self._place(path))
         except OSError as error:
             self.open(path).close()  # raises a clearer error if it can
             raise DatasetError(
@@ -187,7 +262,7 @@ class Files:
                 return False
             return True
         try:
-            os.stat(self.where(path))
+            os.stat(self._place(path))
             return True
         except PermissionError as error:
             raise DatasetError("no permission to look there", where=self.where(path), fix=_ALLOW) from error
@@ -205,7 +280,7 @@ class Files:
         """
         if self.is_local:
             try:
-                with os.scandir(self.where(folder)) as scan:
+                with os.scandir(self._place(folder)) as scan:
                     entries = [entry for entry in scan if not entry.is_symlink() or os.path.exists(entry.path)]
                     return sorted((entry.name, entry.is_dir()) for entry in entries)
             except (FileNotFoundError, NotADirectoryError):

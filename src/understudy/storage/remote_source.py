@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice, takewhile
@@ -28,12 +28,13 @@ import numpy as np
 
 from understudy.atomic import write_text
 from understudy.cancel import Cancelled, cancel_when
-from understudy.errors import DatasetError, SourceError
+from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage import locks
 from understudy.storage.byte_source import CHANGED, RESTART, ByteSource
+from understudy.storage.dataset_version import DatasetVersion, Stat, VersionCheck
 from understudy.storage.disk_cache import Claim, DiskCache, Entry
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy, call_with_retries, should_stop
-from understudy.storage.remote_store import FsspecStore, Stat, WebStore, web_store
+from understudy.storage.remote_store import FsspecStore, WebStore, web_store
 
 _IDLE = 0.5  # seconds without work after which a thread ends
 _MEASURED = 64  # latest transfers that the latency is computed from
@@ -150,9 +151,12 @@ class RemoteFiles:
         root: The same without credentials, for messages.
         options: Options for remote reading.
         pin: See `WebStore.pin`.
+        version: The version of the dataset to read; None before it is known.
     """
 
-    def __init__(self, address: str, root: str, options: RemoteOptions, pin: str = "") -> None:
+    def __init__(
+        self, address: str, root: str, options: RemoteOptions, pin: str = "", version: DatasetVersion | None = None
+    ) -> None:
         self.root, self.options = root, options
         web = web_store(address, options.storage_options, pin)
         self.store: FsspecStore | WebStore = web or FsspecStore(address, dict(options.storage_options))
@@ -162,6 +166,43 @@ class RemoteFiles:
         self._reached = bool(pin)
         self._stats: dict[str, Stat] = {}
         self._lock = threading.Lock()
+        self._check: VersionCheck | None = None
+        if version is not None:
+            self.keep_to(version)
+
+    @property
+    def commit(self) -> str:
+        """Commit of the hub that is read; "" on any other server."""
+        return self.store.backend.pin if isinstance(self.store, WebStore) else ""
+
+    @property
+    def pinned_address(self) -> str:
+        """Address of the commit that is read; "" on any other server."""
+        return self.store.backend.pinned_address if isinstance(self.store, WebStore) else ""
+
+    def pin_version(self, paths: Sequence[str]) -> DatasetVersion:
+        """Read from now on the version that these files of `meta/` have (`VersionCheck`), and return it."""
+        marks: dict[str, Stat | None] = {}
+        for path in () if self.commit else paths:  # a commit cannot change
+            try:
+                marks[path] = self.stat(path)
+            except MissingFileError:
+                marks[path] = None
+        opened = self.store.opened if isinstance(self.store, WebStore) else 0.0
+        latest = max((mark.modified for mark in marks.values() if mark is not None), default=0.0)
+        version = DatasetVersion(marks, opened or latest)
+        self.keep_to(version)
+        return version
+
+    def keep_to(self, version: DatasetVersion) -> None:
+        """Read this version from now on."""
+        self._check = VersionCheck(version, self.root, self._ask)
+
+    def _ask(self, path: str, known_stat: Stat | None) -> Stat | None:
+        try:
+            return self.call(lambda policy: self.store.ask(path, known_stat, policy, _NEVER), path, _NEVER)
+        except MissingFileError:
+            return None
 
     def stat(self, path: str) -> Stat:
         """Return the version of a file when this process first requested it; raises DatasetError.
@@ -190,6 +231,8 @@ class RemoteFiles:
                 self._store_head(self.cache.entry(self.key(path, stat)), head)
             if stat != known_stat:
                 _write_note(note, stat)
+        if self._check is not None:
+            self._check.confirm(path, stat)
         with self._lock:
             return self._stats.setdefault(path, stat)
 

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -20,6 +20,7 @@ from understudy.credentials import CREDENTIALS_HINT, strip_credentials
 from understudy.errors import DatasetError, MissingFileError, SourceError, hub_remedy, is_offline, summarize
 from understudy.records import Record
 from understudy.storage.byte_source import CHANGED, RESTART
+from understudy.storage.dataset_version import Stat
 from understudy.storage.http_client import Address, HttpClient, HttpStatusError, RangeResponse, call_with_timeout
 from understudy.storage.remote_options import RetryPolicy, TransientError
 
@@ -27,21 +28,6 @@ _LIST_TIMEOUT = 900.0  # seconds; a thousand entries take about 0.1
 _TAGS = ("etag", "sha256", "md5hash", "contentmd5", "md5", "crc32c", "checksum", "xethash", "generation", "versionid")
 _EXTRA = {"s3": "s3", "s3a": "s3", "hf": "hub"}  # protocol -> extra that installs its driver
 _TIMES = ("lastmodified", "mtime", "modified", "updated", "created", "creationtime")
-
-
-@dataclass(frozen=True)
-class Stat:
-    """One version of a file.
-
-    Attributes:
-        size: Size in bytes.
-        tag: Unique among all versions.
-        modified: Modification time in seconds since 1970 by the server's clock; 0 if unknown.
-    """
-
-    size: int
-    tag: str
-    modified: float = field(default=0.0, compare=False)
 
 
 class FsspecStore:
@@ -72,7 +58,11 @@ class FsspecStore:
         info = call_driver(lambda: fs.info(full))
         if info.get("type") == "directory":
             raise DatasetError("this is a folder, not a file", fix="restore the file")
-        return Stat(size_of(info), version_of(info)), b""
+        return Stat(size_of(info), version_of(info), _modified(info)), b""
+
+    def ask(self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event) -> Stat:
+        """See `WebStore.ask`."""
+        return self.stat(path, known_stat, retry, stop)[0]
 
     def get(self, path: str, stat: Stat, offset: int, size: int, retry: RetryPolicy, stop: threading.Event) -> bytes:
         """See `WebStore.get`."""
@@ -200,6 +190,17 @@ def version_of(info: dict[str, Any]) -> str:
     raise DatasetError(problem, fix="copy the dataset to disk")
 
 
+def _modified(info: dict[str, Any]) -> float:
+    """Return the modification time that a file system gives, in seconds since 1970; 0 if it gives none."""
+    plain = {key.lower().replace("_", "").replace("-", ""): value for key, value in info.items()}
+    for value in (plain.get(name) for name in _TIMES):
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            return float(value)
+    return 0.0
+
+
 HEAD = 1 << 16
 """Bytes fetched when a file is opened: all of a small file, the index of many videos."""
 _SIGNED = 3600  # seconds of validity of a signed URL
@@ -212,10 +213,12 @@ class WebBackend:
     Attributes:
         pin: See `WebStore.pin`.
         hides: Whether a missing file looks forbidden without the right to list its folder.
+        pinned_address: Address of the pinned commit; "" without one.
     """
 
     pin = ""
     hides = False
+    pinned_address = ""
 
     def name(self, path: str) -> str:
         """See `WebStore.name`."""
@@ -252,6 +255,11 @@ class WebStore:
         self._addresses: dict[str, tuple[Address, float]] = {}
 
     @property
+    def opened(self) -> float:
+        """Time of the first response in seconds since 1970, by the server's clock; 0 before it."""
+        return self._opened
+
+    @property
     def pin(self) -> str:
         """State that a pickle carries so that all copies read the same version; "" for none."""
         return self.backend.pin or (repr(self._opened) if self._opened else "")
@@ -286,6 +294,14 @@ class WebStore:
         if self._opened and self._opened < modified <= (response.date or modified):
             raise SourceError("it was written after this run began to read the dataset", fix=RESTART)
         self._opened = self._opened or response.date
+        return self._stat_of(response, known_stat)
+
+    def ask(self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event) -> Stat:
+        """Return the version of a file now, whenever it was written; raises as `stat` does."""
+        response = self._request(path, 0, 1, retry, stop, known_stat.tag if known_stat else "")
+        return self._stat_of(response, known_stat)[0]
+
+    def _stat_of(self, response: RangeResponse, known_stat: Stat | None) -> tuple[Stat, bytes]:
         if response.unchanged and known_stat:
             return known_stat, b""
         if response.total < 0:
@@ -418,6 +434,8 @@ class HubBackend(WebBackend):
                 raise SourceError(problem, where=root, fix=fix, transient=True) from error
             raise DatasetError(problem, where=root, fix=fix) from error
         self.pin = commit
+        folder = f"/{self._folder}" if self._folder else ""
+        self.pinned_address = f"hf://{self._type}s/{self._repo}@{commit}{folder}"
 
     def _inside(self, path: str) -> str:
         return "/".join(part for part in (self._folder, path) if part)

@@ -37,9 +37,13 @@ from understudy.errors import DatasetError, MissingFileError
 from understudy.hub.ids import model_id, near_path
 from understudy.plural import plural
 from understudy.storage.dataset_root import Files
+from understudy.storage.dataset_version import folder_of, publication_name
 from understudy.storage.remote_options import RemoteOptions
 
 INFO = "meta/info.json"
+_MARKS = {"v2.0": ("meta/stats.json", INFO), "v2.1": (PER_EPISODE, INFO)}
+_MARKS |= dict.fromkeys(("v3.0", "v3.1"), ("meta/stats.json", INFO))
+"""Files by which versions of a dataset differ, beside the first and the last one of the episode table."""
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # OWNER/NAME
 
 logger = logging.getLogger(__name__)
@@ -117,7 +121,7 @@ class Catalog:
         root = address if view else root
         check_pairing(pairing or "")
         files, info = _read_info(root, remote)
-        before = files.version(INFO)
+        before = files.version(INFO), folder_of(files.root)
         asked, version = version, _override(files, info, video_path, data_path, version)
         layout, where = layouts.LAYOUTS[version], files.where(INFO)
         features = parse_features(info.get("features"), where)
@@ -126,10 +130,11 @@ class Catalog:
         oddities: list[str] = []
         by_index = layouts.read_tasks(files, layout, oddities)
         tasks = _list_tasks(by_index, where, oddities)
+        tables = list(layouts.episode_files(files, layout))
         episodes = load_episode_table(
             files,
             info,
-            partial(layouts.episode_files, files, layout),
+            lambda: tables,
             [version, [key for key, feature in features.items() if feature.is_video], sorted(by_index.items())],
             oddities,
             partial(layouts.read_episodes, files, layout, info, features, by_index),
@@ -148,9 +153,10 @@ class Catalog:
         _check_totals(info, episodes, len(by_index), oddities)
         oddities += _feature_notes(features)
         sensors, notes = read_sensors(files, {*features, *skipped}), tuple(oddities)
-        if files.version(INFO) != before:  # another version was published meanwhile: tables of both would not fit
+        if (files.version(INFO), folder_of(files.root)) != before:  # replaced meanwhile: tables of both would not fit
             layout: dict[str, Any] = {"video_path": video_path, "data_path": data_path, "version": asked}
             return cls.open(f"{root}{view}", remote, **layout, pairing=pairing)
+        files.pin_version([*tables[:1], *tables[1:][-1:], *_MARKS[version]])
         return cls(
             files,
             version,
@@ -178,7 +184,7 @@ class Catalog:
     @property
     def name(self) -> str:
         """Last part of the root, for messages and logs."""
-        return self.root.rstrip("/").rpartition("/")[2] or self.root
+        return publication_name(self.root) or self.root.rstrip("/").rpartition("/")[2] or self.root
 
     @property
     def camera_keys(self) -> tuple[str, ...]:

@@ -1,0 +1,174 @@
+"""One version of a dataset: its files of `meta/` as they were when it was opened, asked again for each further file.
+
+The etag of a file says that the file did not change, and nothing of the others. So a dataset that is replaced
+while it is open would give rows of one version with images of another. Therefore a file that is opened for the first
+time is followed by a look at the `marks`: files of `meta/` of which at least one differs in another dataset. A dataset
+that only grew keeps its earlier files: those that were written before it was opened are read.
+
+A publication (`edit/publish.py`) needs no marks: its folder and its files never change.
+"""
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from understudy.errors import SourceError
+
+_ASK_ALL = 60.0  # seconds after which all marks are asked, and not only the next one
+_STORE = re.compile(r"\.(.+)\.versions", re.DOTALL)  # folder of the publications of a dataset, by its name
+_PUBLICATION = re.compile(r"(.+)@(\d{6})", re.DOTALL)
+_REPLACED = "another version of this dataset was put here while it was open"
+
+
+@dataclass(frozen=True)
+class Stat:
+    """One version of a file.
+
+    Attributes:
+        size: Size in bytes.
+        tag: Unique among all versions.
+        modified: Modification time in seconds since 1970 by the server's clock; 0 if unknown.
+    """
+
+    size: int
+    tag: str
+    modified: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True)
+class DatasetVersion:
+    """Facts of the version of a dataset that was opened.
+
+    Attributes:
+        marks: Path of each asked file -> its version; None: it was not there.
+        opened: Time of the opening in seconds since 1970, by the clock of the files.
+        folder: Device and inode of a local root.
+    """
+
+    marks: Mapping[str, Stat | None]
+    opened: float
+    folder: tuple[int, int] = (0, 0)
+
+
+class VersionCheck:
+    """Compares the marks of a version with those of now. Safe in threads.
+
+    A file costs one question, which several files that are opened at once share; the first file, and one each minute,
+    cost a question for each mark.
+
+    Args:
+        version: The version that was opened.
+        root: Address of the dataset, for messages.
+        ask: Returns the version of a file now, None for no file; its second argument is the latest known one.
+    """
+
+    def __init__(self, version: DatasetVersion, root: str, ask: Callable[[str, Stat | None], Stat | None]) -> None:
+        self.version = version
+        self._root, self._ask = root, ask
+        self._latest = dict(version.marks)
+        self._lock = threading.Lock()
+        self._asked, self._asked_all, self._turn = 0.0, 0.0, 0
+
+    def confirm(self, path: str, stat: Stat) -> None:
+        """Check that a file which has just been met for the first time belongs to the version.
+
+        Raises:
+            SourceError: Another version was put in its place.
+        """
+        met = time.monotonic()
+        with self._lock:
+            if self._asked >= met or not self._latest:  # another thread asked after this file was met
+                return
+            begun, names = time.monotonic(), list(self._latest)
+            asks_all = not self._asked_all or begun - self._asked_all > _ASK_ALL
+            if not asks_all:
+                names = [names[self._turn % len(names)]]
+                self._turn += 1
+            is_same = True
+            for name in names:
+                self._latest[name] = now = self._ask(name, self._latest[name])
+                if now != self.version.marks[name]:
+                    self._check_grown(name, now, path, stat)
+                    is_same = False
+            if is_same:
+                self._asked = begun
+                self._asked_all = begun if asks_all else self._asked_all
+
+    def _check_grown(self, name: str, now: Stat | None, path: str, stat: Stat) -> None:
+        """Raise SourceError unless `name` was written again after the opening, and `path` was not."""
+        opened, before = self.version.opened, self.version.marks[name]
+        is_rewritten = before is not None and now is not None and now.modified > opened
+        if not (is_rewritten and 0 < stat.modified <= opened):
+            raise replaced(self._root, name, path)
+
+
+def replaced(root: str, name: str, path: str) -> SourceError:
+    """Return the error of a further file `path` after the mark `name` changed."""
+    problem = f"{_REPLACED}: {name} changed before {path} was opened, and rows would come with images of another one"
+    return SourceError(problem, where=root, fix="start again, and replace no dataset that is open")
+
+
+def local_stat(path: str) -> Stat | None:
+    """Return the version of a local file; None where there is none.
+
+    Its inode is no part of it: some network file systems number a file anew. `modified` is the time of the last change
+    of its content or name.
+    """
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return Stat(stat.st_size, f"{stat.st_size}-{stat.st_mtime_ns}", max(stat.st_mtime, stat.st_ctime))
+
+
+class LocalCheck(VersionCheck):
+    """The same for a local root: all marks are looked at each time, and a root that is another folder has not grown."""
+
+    def __init__(self, version: DatasetVersion, root: str) -> None:
+        super().__init__(version, root, lambda name, _: local_stat(f"{root}/{name}"))
+
+    def confirm(self, path: str, stat: Stat) -> None:
+        """See `VersionCheck.confirm`."""
+        for name, before in self.version.marks.items():
+            now = self._ask(name, before)
+            if now != before:
+                if folder_of(self._root) != self.version.folder:
+                    raise replaced(self._root, name, path)
+                self._check_grown(name, now, path, stat)
+
+
+def folder_of(root: str) -> tuple[int, int]:
+    """Return device and inode of a folder; (0, 0) where there is none."""
+    try:
+        stat = os.stat(root)
+    except OSError:
+        return 0, 0
+    return stat.st_dev, stat.st_ino
+
+
+def publication_of(root: str) -> str:
+    """Return the folder of the publication at `root`; "" for any other dataset."""
+    real = Path(os.path.realpath(root)) if os.path.islink(root) else Path(root)
+    is_publication = real.name.isdigit() and _STORE.fullmatch(real.parent.name)
+    return str(real) if is_publication else ""
+
+
+def publication_name(root: str) -> str:
+    """Return the name of the dataset whose publication the folder `root` is; "" for any other folder."""
+    path = Path(root)
+    match = _STORE.fullmatch(path.parent.name)
+    return match[1] if match and path.name.isdigit() else ""
+
+
+def publication_folder(address: str) -> str:
+    """Return the folder of an address `PATH@NUMBER` of one publication; "" for any other address."""
+    match = _PUBLICATION.fullmatch(address)
+    if match is None or os.path.lexists(address):
+        return ""
+    folder, name = os.path.split(os.path.abspath(match[1]))
+    place = f"{folder}/.{name}.versions/{match[2]}"
+    return place if os.path.isdir(os.path.dirname(place)) else ""
