@@ -7,8 +7,9 @@
 
 So every reader finds the earlier version or the new one, also after a kill at any instant, and one that has the earlier
 version open finds all its files. OUT@000002 is the address of that publication (`storage/dataset_version.py`), as long
-as it is one of the latest `KEPT`. What else lies in the store is left alone. Episodes keep their numbers and files. meta/published.json has a digest of each
-writer's published episodes, and the metadata `writer` of an episode the name of its writer.
+as it is one of the latest `KEPT`. What else lies in the store is left alone. Episodes keep their numbers and files.
+meta/published.json has a digest of each writer's published episodes, and the metadata `writer` of an episode the name
+of its writer.
 """
 
 import fcntl

@@ -154,8 +154,8 @@ class Catalog:
         oddities += _feature_notes(features)
         sensors, notes = read_sensors(files, {*features, *skipped}), tuple(oddities)
         if (files.version(INFO), folder_of(files.root)) != before:  # replaced meanwhile: tables of both would not fit
-            layout: dict[str, Any] = {"video_path": video_path, "data_path": data_path, "version": asked}
-            return cls.open(f"{root}{view}", remote, **layout, pairing=pairing)
+            again: dict[str, Any] = {"video_path": video_path, "data_path": data_path, "version": asked}
+            return cls.open(f"{root}{view}", remote, **again, pairing=pairing)
         files.pin_version([*tables[:1], *tables[1:][-1:], *_MARKS[version]])
         return cls(
             files,
