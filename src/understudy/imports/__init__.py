@@ -2,8 +2,16 @@
 
 settings    settings of `understudy import`, and the mapping: streams of a recording -> features of the dataset
 recording   `Recording`, the base of all readers, and `RecordingError`, a fault with its kind, stream and time
-bags        MCAP, sqlite3 and ROS 1 bags by `rosbags`
-arrays      episodes of HDF5 and Zarr files
+bounds      limits of sizes that a file may ask for, and decompression that stops at them
+inside      links that leave the folder of an import
+bags        recordings of MCAP, sqlite3 and ROS 1 bags
+bag_file    topics of a file, days of its messages, and messages of several files merged by time
+bag_files   files of sqlite3 and ROS 1, and those that metadata.yaml lists
+mcap        MCAP files: records, chunks and checksums
+message_types   message types of the topics in use, parsed by `rosbags`
+arrays      episodes of rows of arrays
+hdf5        HDF5 files, with links resolved within them
+zarr_files  Zarr folders and zip files, with codecs that stop at declared sizes
 sources     files and folders -> recordings, with the default mapping of their layout
 values      numbers, texts and RGB images of one message or row
 layout      features of the dataset, from the first samples

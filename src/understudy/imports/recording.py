@@ -17,8 +17,8 @@ class RecordingError(DatasetError):
     """A fault of a recording. It ends the import, or is a finding of one.
 
     Attributes:
-        kind: unreadable, layout, missing, empty, reset, clocks, duplicates, gap, trimmed, rate, names, shape, image,
-            value or task.
+        kind: unreadable, layout, link, size, missing, empty, reset, time, clocks, duplicates, gap, trimmed, rate,
+            names, shape, image, value or task.
         stream: The stream at fault, or "".
         time: Seconds on the recording's clock, or None.
     """
@@ -41,14 +41,20 @@ class RecordingError(DatasetError):
 
 
 @contextmanager
-def reading(stream: str = "", fix: str = "") -> Iterator[None]:
-    """Turn an error of a library into a RecordingError."""
+def reading(stream: str = "", fix: str | Callable[[Exception], str] = "") -> Iterator[None]:
+    """Turn an error of a library into a RecordingError.
+
+    Args:
+        stream: the stream that is read.
+        fix: the remedy, or the function that finds it for an error.
+    """
     try:
         yield
     except UnderstudyError:
         raise
     except Exception as error:
-        raise RecordingError("unreadable", f"cannot be read: {summarize(error)}", stream, fix=fix) from error
+        remedy = fix(error) if callable(fix) else fix
+        raise RecordingError("unreadable", f"cannot be read: {summarize(error)}", stream, fix=remedy) from error
 
 
 @dataclass
@@ -90,6 +96,8 @@ class Recording:
 
     Attributes:
         kinds: stream -> type, once opened.
+        findings: faults that do not end the import, once opened.
+        task_fault: fault of the task text that the file states, or None.
     """
 
     def __init__(
@@ -97,6 +105,8 @@ class Recording:
     ) -> None:
         self.where, self.size, self.rate, self.task, self.has_clock = where, size, rate, task, has_clock
         self.kinds: dict[str, str] = {}
+        self.findings: list[RecordingError] = []
+        self.task_fault: RecordingError | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -127,8 +137,28 @@ class Recording:
         raise NotImplementedError
 
     def rates(self) -> dict[str, float]:
-        """Return stream -> samples per second, where the streams differ."""
+        """Return stream -> samples per second, where the streams differ; 0 where they are too few to have a rate."""
         return {}
+
+    def require(self, stream: str) -> None:
+        """Check that a stream is there, and can be read.
+
+        Raises:
+            RecordingError: it is not.
+        """
+        if stream not in self.kinds:
+            listed = ", ".join(sorted(self.kinds)) or "none"
+            raise RecordingError("missing", "is not there", stream, fix=f"it has {listed}")
+
+    def stated_task(self) -> str:
+        """Return the task text that the file states, or "".
+
+        Raises:
+            RecordingError: it states something else.
+        """
+        if self.task_fault is not None:
+            raise self.task_fault
+        return self.task
 
     def firsts(self, streams: Collection[str]) -> dict[str, Any]:
         """Return the first value of each stream.
@@ -137,8 +167,7 @@ class Recording:
             RecordingError: a stream is missing or has no sample.
         """
         for stream in streams:
-            if stream not in self.kinds:
-                raise RecordingError("missing", "is not there", stream, fix=f"it has {', '.join(sorted(self.kinds))}")
+            self.require(stream)
         values: dict[str, Any] = {}
         for stream, _, load in self.samples(streams):
             if stream not in values:

@@ -7,10 +7,11 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from understudy.imports.arrays import HDF5, hdf5_episodes, zarr_episodes
 from understudy.imports.bags import SUFFIXES, Bag
+from understudy.imports.hdf5 import HDF5, hdf5_episodes
 from understudy.imports.recording import Recording, RecordingError
 from understudy.imports.settings import ImportMapping, Part
+from understudy.imports.zarr_files import zarr_episodes
 
 _LAYOUTS = {
     "robomimic": ("obs/robot0_eef_pos", "obs/robot0_eef_quat", "obs/robot0_gripper_qpos", "actions"),
@@ -119,6 +120,8 @@ def propose(recording: Recording, layout: str) -> str:
     """Return a mapping file: features of a known layout, images of a bag by their type, other streams as comments."""
     with recording:
         rates, kinds = recording.rates(), recording.kinds
+    if not kinds:
+        raise RecordingError("empty", "has no stream to propose", where=recording.where)
     features = default_mapping([recording], layout).features if layout in _LAYOUTS else {}
     lines = [f"  {key}: [{', '.join(part.stream for part in parts)}]" for key, parts in features.items()]
     used, slowest = {part.stream for part in chain(*features.values())}, 0.0
@@ -129,8 +132,11 @@ def propose(recording: Recording, layout: str) -> str:
         entry = f"# NAME: {{stream: {topic}{field}}}"
         if kind.endswith(("/Image", "/CompressedImage")):
             words = [word for word in re.findall(r"\w+", topic) if word not in ("image_raw", "image", "compressed")]
-            entry, slowest = f"observation.images.{'_'.join(words)}: {topic}", min(slowest or 1000, rates[topic])
-        lines.append(f"  {entry}  # {kind}" + (f", {rates[topic]:.1f} per second" if rates else ""))
+            entry = f"observation.images.{'_'.join(words)}: {topic}"
+            if rates[topic]:
+                slowest = min(slowest or 1000, rates[topic])
+        rate = f"{rates[topic]:.1f} per second" if rates.get(topic) else "too few messages for a rate"
+        lines.append(f"  {entry}  # {kind}" + f", {rate}" * bool(rates))
     if rates:
         lines.append("  # observation.state and action: no type names their topics")
     fps = max(1, round(slowest or 20)) if rates else recording.rate

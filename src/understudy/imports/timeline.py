@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from understudy.imports.bag_file import DAY, FAR
+from understudy.imports.bounds import MAX_FRAMES
 from understudy.imports.layout import Layout
 from understudy.imports.recording import NANO, RecordingError, Times, even_times
 from understudy.imports.settings import TASK
@@ -78,7 +80,7 @@ def make_timeline(layout: Layout, times: Mapping[str, Times], gaps: str, spans: 
     for lower, upper in spans:
         _place_span(timeline, layout, ages, gaps, lower, upper)
     if not timeline.episodes:
-        raise next(finding for finding in timeline.findings if finding.kind == "gap")  # over all of it
+        raise next(finding for finding in timeline.findings if finding.kind in ("gap", "time"))  # over all of it
     return timeline
 
 
@@ -125,6 +127,8 @@ def _place_span(
     if end < start:
         problem = f"begins {(start - end) / NANO:.3f} s after another stream, or the episode, ends"
         raise RecordingError("empty", problem, parts[late].stream, start / NANO)
+    every = np.sort(np.concatenate(list(clocks.values())))
+    middle, far = int(every[len(every) // 2]), FAR * DAY
     pieces = [(start, end)]
     steps = [(name, row) for name in clocks for row in np.flatnonzero(np.diff(clocks[name]) > ages[name]).tolist()]
     for before, after, name in sorted(
@@ -133,15 +137,21 @@ def _place_span(
         if before >= end or after <= start:
             continue
         fix = "--gaps cut or hold, or a larger max_age in the mapping"
-        problem = f"has a gap of {(after - before) / NANO:.3f} s"
-        timeline.findings.append(RecordingError("gap", problem, parts[name].stream, before / NANO, fix))
-        if gaps == "error":
+        problem, kind, time = f"has a gap of {(after - before) / NANO:.3f} s", "gap", before
+        if after - before > far:
+            time = max(before, after, key=lambda of: abs(of - middle))
+            kind, fix = "time", "mend the clock of its source, and leave these messages out; --gaps cut splits there"
+            problem = f"is stamped {abs(time - middle) / DAY:,.0f} days from the middle of the recording"
+        timeline.findings.append(RecordingError(kind, problem, parts[name].stream, time / NANO, fix))
+        if gaps == "error" or (gaps == "hold" and kind == "time"):
             raise timeline.findings[-1]
         if gaps == "cut":
             begin, stop = pieces.pop()
             pieces += [(begin, before), (max(begin, after), stop)]
     timeline.episodes += [_place(clocks, ages, layout, *piece) for piece in pieces if piece[0] <= piece[1]]
-    whole = max(lower, min(int(clock[0]) for clock in clocks.values())), min(upper - 1, max(lasts, default=end))
+    near = [clock[np.abs(clock - middle) <= far] for clock in clocks.values()]
+    firsts = [int(clock[0]) for clock in near if len(clock)]
+    whole = max(lower, min(firsts, default=start)), min(upper - 1, max(min(max(lasts, default=end), middle + far), end))
     if (lost := max(start - whole[0], whole[1] - end)) > NANO:
         problem = f"{lost / NANO:.3f} s at an end of the episode lack a stream, and are left out"
         timeline.findings.append(RecordingError("trimmed", problem, parts[late].stream, start / NANO))
@@ -152,6 +162,9 @@ def _place(
 ) -> Episode:
     """Return the frames from `start` to `end`."""
     count = ((end - start + 1) * 2 * layout.fps - layout.fps - 1) // (2 * NANO) + 1  # whose rounded times are in reach
+    if count > MAX_FRAMES:
+        problem = f"an episode of {count:,} frames, the limit is {MAX_FRAMES:,}"
+        raise RecordingError("size", problem, time=start / NANO, fix="split the recording, or correct its clock")
     times = start + even_times(count, layout.fps)
     picks = {name: np.searchsorted(clock, times, side="right") - 1 for name, clock in clocks.items()}
     nexts = dict(picks)

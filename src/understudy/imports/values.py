@@ -1,21 +1,25 @@
 """Numbers, texts and images of one sample: a ROS message, a row of an array, or encoded bytes.
 
-Images become RGB, uint8 (height, width, 3), in the orientation of the recording. Errors lack stream and time, which
-`frames.py` adds.
+Images become RGB, uint8 (height, width, 3), turned as the EXIF data of an encoded one ask (`video/orientation.py`).
+Errors lack stream and time, which `frames.py` adds.
 """
 
 import io
+import warnings
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from understudy.errors import summarize
+from understudy.imports.bounds import MAX_PIXELS
 from understudy.imports.recording import RecordingError
 from understudy.imports.settings import Part
+from understudy.video.orientation import upright
 
 MAX_TEXT = 2000
 """Characters of a task text."""
+_MODES = ("RGB", "RGBA", "L", "LA", "P", "PA", "1")
 _CHANNELS = {"rgb8": 3, "bgr8": 3, "rgba8": 4, "bgra8": 4, "mono8": 1, "8UC3": 3}
 
 
@@ -44,6 +48,8 @@ def to_image(value: Any, color: str = "", is_unit: bool = False) -> np.ndarray:
     pixels = np.asarray(getattr(value, "data", value) if hasattr(value, "format") else value)
     if pixels.ndim == 1:
         return _to_rgb(_from_file(pixels), color == "bgr")  # in ALOHA, with zeros behind
+    if pixels.ndim == 3:
+        _require_pixels(pixels.shape[1], pixels.shape[0])
     if pixels.dtype.kind == "f" and pixels.shape[2:] == (1,):
         problem = (
             f"is {pixels.dtype} {pixels.shape}, expected 3 channels of floats: one may be depth, which is not imported"
@@ -68,6 +74,7 @@ def _from_raw(message: Any, encoding: str, color: str) -> np.ndarray:
     height, width, step, data = message.height, message.width, message.step, np.asarray(message.data, np.uint8)
     if step < width * channels or data.size != step * height or not height * width:
         raise RecordingError("image", f"has {data.size} bytes for {width}x{height} {encoding} in lines of {step} bytes")
+    _require_pixels(width, height)
     lines = data.reshape(height, step)[:, : width * channels]
     return _to_rgb(lines.reshape(height, width, channels), encoding.startswith("bgr") or color == "bgr")
 
@@ -79,12 +86,28 @@ def _to_rgb(pixels: np.ndarray, is_bgr: bool) -> np.ndarray:
 
 def _from_file(data: np.ndarray) -> np.ndarray:
     try:
-        image = Image.open(io.BytesIO(data.astype(np.uint8).tobytes()))
-        if image.mode in ("RGB", "RGBA", "L", "P"):
-            return np.array(image.convert("RGB"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our limit is lower
+            image = Image.open(io.BytesIO(data.astype(np.uint8).tobytes()))
+        _require_pixels(*image.size)
+        if image.mode in _MODES:
+            return np.array(upright(image).convert("RGB"))
+    except RecordingError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise RecordingError("size", f"{error}; the limit is {MAX_PIXELS:,}") from error
     except Exception as error:
         raise RecordingError("image", f"cannot be decoded: {summarize(error)}") from error
-    raise RecordingError("image", f"is {image.format} of mode {image.mode}, not 8-bit color or gray")
+    is_deep = image.mode.startswith(("I", "F"))
+    fix = "depth is not imported: leave the stream out" if is_deep else "write it as RGB or gray"
+    kind = f"has {image.mode}, more than 8 bits a pixel" if is_deep else f"is {image.format} of mode {image.mode}"
+    raise RecordingError("image", f"{kind}; 8-bit RGB, RGBA, gray and palettes are read", fix=fix)
+
+
+def _require_pixels(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        problem = f"an image of {width}x{height} has {width * height:,} pixels, the limit is {MAX_PIXELS:,}"
+        raise RecordingError("size", problem, fix="write smaller images, or leave the stream out")
 
 
 def _names(message: Any) -> list[str]:

@@ -155,7 +155,7 @@ class _Importer:
             ages = [episode.times[frame] - clock[episode.picks[name][frame]] for name, clock in timeline.clocks.items()]
             values = {key: [parts[name] for name in mapping.names(key)] for key in mapping.features}
             row = {key: of[0] if len(of) == 1 else np.concatenate(of) for key, of in values.items()}
-            text = parts.get(TASK) or mapping.task or recording.task
+            text = parts.get(TASK) or mapping.task or recording.stated_task()
             if not text:
                 raise RecordingError("task", "states no task", fix="--task TEXT, or task or task_from in the mapping")
             if mapping.episodes and frame and text != last_text:
@@ -181,8 +181,8 @@ class _Importer:
         layout, mapping = self.layout, self.layout.mapping
         images = {mapping.parts[name].stream for name in layout.images}
         for stream, kind in layout.kinds.items():
-            if (other := recording.kinds.get(stream)) is None:
-                raise RecordingError("missing", "is not there", stream, fix=f"it has {', '.join(recording.kinds)}")
+            recording.require(stream)
+            other = recording.kinds[stream]
             if other != kind and stream not in images:  # which are decoded: their bytes may differ in number
                 raise RecordingError("shape", f"is {other}, {kind} in the first recording", stream)
         recording.rate = recording.rate or layout.fps
@@ -198,7 +198,7 @@ class _Importer:
         if mapping.episodes:
             spans = _spans(recording, mapping.episodes, mapping.clock, findings)
         timeline = make_timeline(layout, times, self._config.gaps, spans)
-        timeline.findings += findings
+        timeline.findings += [*findings, *recording.findings]
         account["findings"] = [of.replaced(where=recording.where).describe() for of in timeline.findings]
         return timeline
 

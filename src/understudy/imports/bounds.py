@@ -1,0 +1,104 @@
+"""Limits of what one file may ask of memory, and decompression that stops at a limit.
+
+A small file can declare, or decode to, any size. Each size is compared with a limit before it is allocated, and the
+message names both.
+"""
+
+import bz2
+import importlib
+import lzma
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from understudy.imports.recording import RecordingError
+
+MAX_CHUNK = 1 << 30
+"""Decoded bytes of a chunk of an array or of an MCAP or ROS 1 file, and of a compressed message."""
+MAX_ROW = 1 << 28
+"""Bytes of a row of an array."""
+MAX_ROWS = 1 << 20
+"""Rows of an episode of an array: 5.8 hours at 50 rows per second."""
+MAX_FRAMES = 1 << 22
+"""Frames of an episode: 23 hours at 50 frames per second."""
+MAX_PIXELS = 1 << 25
+"""Pixels of an image: 8192 x 4096."""
+MAX_METADATA = 1 << 24
+"""Bytes of a file of metadata, of a record outside of a chunk that is not a message, and of one message definition."""
+_STEP = 1 << 20  # bytes that are decoded at a time
+
+
+def require_size(size: int, limit: int, what: str, stream: str = "") -> None:
+    """Refuse a size beyond a limit.
+
+    Raises:
+        RecordingError: kind `size`; the message names the size and the limit.
+    """
+    if size > limit:
+        raise RecordingError("size", f"{what} has {size:,} bytes, the limit is {limit:,}", stream)
+
+
+def decompress(kind: str, data: Any, limit: int, what: str) -> bytes:
+    """Decode bytes, with concatenated frames, and stop where they are more than a limit.
+
+    Args:
+        kind: zstd, lz4, bz2, gzip, zlib or lzma.
+        data: the compressed bytes.
+        limit: the most bytes to decode.
+        what: name of the whole, for the message.
+
+    Raises:
+        RecordingError: there are more bytes than `limit`.
+        Exception: that of the library, for broken bytes; EOFError where they end early.
+    """
+    pieces, size, rest = list[bytes](), 0, bytes(data)
+    while rest:
+        decoder = _DECODERS[kind]()
+        while not decoder.eof:
+            piece, rest, is_stuck = _step(decoder, rest)
+            size += len(piece)
+            if size > limit:
+                problem = f"{what} of {len(data):,} bytes decodes to more than {limit:,} bytes, its limit"
+                raise RecordingError("size", problem)
+            pieces.append(piece)
+            if is_stuck:
+                raise EOFError(f"{kind} data ends early")
+        rest = getattr(decoder, "unused_data", b"") or b""
+        if kind in ("gzip", "zlib", "lzma") and not rest.strip(b"\0"):
+            break  # padding
+    return b"".join(pieces)
+
+
+def _step(decoder: Any, data: bytes) -> tuple[bytes, bytes, bool]:
+    """Decode a piece. Return it, the input for the next call, and whether the input has ended too early."""
+    if hasattr(decoder, "unconsumed_tail"):  # zlib
+        piece = decoder.decompress(data, _STEP)
+        data = decoder.unconsumed_tail
+        return piece, data, not piece and not data and not decoder.eof
+    if decoder.needs_input and not data:
+        return b"", b"", True
+    piece = decoder.decompress(data, max_length=_STEP)
+    return piece, b"", False
+
+
+def zstd_decoder() -> Any:
+    """Return a decoder of one zstd frame: of Python 3.14, or of the package that `rosbags` brings."""
+    try:
+        module = importlib.import_module("compression.zstd")
+    except ImportError:
+        module = importlib.import_module("backports.zstd")
+    return module.ZstdDecompressor()
+
+
+def _lz4_decoder() -> Any:
+    return importlib.import_module("lz4.frame").LZ4FrameDecompressor()
+
+
+_DECODERS: dict[str, Callable[[], Any]] = {
+    "zstd": zstd_decoder,
+    "lz4": _lz4_decoder,
+    "bz2": bz2.BZ2Decompressor,
+    "lzma": lzma.LZMADecompressor,
+    "gzip": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
+    "zlib": zlib.decompressobj,
+}
