@@ -49,6 +49,8 @@ def read_frames(
                 if callable(of_part[pick]):
                     image = to_image(of_part[pick](), parts[name].color, name in layout.scaled)
                     of_part[pick] = _same_shape(layout, name, image)
+                    if brightest[name] <= 1:
+                        brightest[name] = max(brightest[name], int(image.max()))
             sample = of_part[pick]
             if after != pick:
                 before, later = (int(timeline.clocks[name][number]) for number in (pick, after))
@@ -58,6 +60,7 @@ def read_frames(
         return sample
 
     needed = {name: set(picks[name].tolist()) for name in layout.images}
+    brightest = dict.fromkeys(layout.images, 0)
     places = [(number, frame) for number, episode in enumerate(episodes) for frame in range(len(episode.times))]
     latest, done = dict.fromkeys(parts, -1), 0
     for stream, number, load in recording.samples(layout.mapping.streams):
@@ -78,6 +81,10 @@ def read_frames(
             time = int(episodes[episode].times[frame])
             yield episode, frame, {name: value(name, done, time) for name in parts}
             done += 1
+    for name in (name for name, of_part in brightest.items() if of_part <= 1):
+        problem = f"all values of its images are 0{' or 1' * brightest[name]} of 255: they look black"
+        fix = "write masks as bools, and images of 0 to 1 as floats in all recordings"
+        timeline.findings.append(RecordingError("image", problem, parts[name].stream, fix=fix))
     if done < len(places):
         raise RecordingError("unreadable", f"ends {len(places) - done} frames before its first reading")
 

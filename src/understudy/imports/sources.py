@@ -9,6 +9,7 @@ from pathlib import Path
 
 from understudy.imports.bags import SUFFIXES, Bag
 from understudy.imports.hdf5 import HDF5, hdf5_episodes
+from understudy.imports.inside import require_inside
 from understudy.imports.recording import Recording, RecordingError
 from understudy.imports.settings import ImportMapping, Part
 from understudy.imports.zarr_files import zarr_episodes
@@ -38,10 +39,11 @@ def open_sources(
     """
     recordings: list[Recording] = []
     layouts: dict[str, Path] = {}
-    for path in (file for text in paths for file in _files(Path(text))):
+    for root, path in ((Path(text), file) for text in paths for file in _files(Path(text))):
         kind = _kind(path)
         episodes: Sequence[Recording] = []
         try:
+            require_inside(path, root)
             if not kind and path.is_dir():
                 fix = "give this folder alone; `ros2 bag reindex` writes a lost metadata.yaml"
                 raise RecordingError("layout", "is no recording, and holds some", fix=fix)
@@ -111,6 +113,14 @@ def default_mapping(recordings: Sequence[Recording], layout: str) -> ImportMappi
             streams |= dict.fromkeys(recording.kinds)
     images = {key: image for key in streams if (image := _IMAGE.fullmatch(key))}
     *state, action = ([Part(key)] * (key in streams) for key in _LAYOUTS[layout])
+    if not images and not any(state):
+        listed = ", ".join(sorted(streams)[:20]) or "no array"
+        wanted = ", ".join(_LAYOUTS[layout][:-1])
+        problem = f"has no observation of the layout {layout}: neither images nor {wanted}; it has {listed}"
+        fix = "a mapping can name other streams as features"
+        if layout == "robomimic":
+            fix += "; robomimic's dataset_states_to_obs.py writes `obs` from `states`"
+        raise RecordingError("layout", problem, where=recordings[0].where, fix=fix)
     features = {f"observation.images.{image[image.lastindex or 0]}": (Part(key),) for key, image in images.items()}
     vectors = {"observation.state": tuple(chain(*state)), "action": tuple(action)}
     return ImportMapping({**features, **{key: parts for key, parts in vectors.items() if parts}})

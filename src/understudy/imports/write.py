@@ -149,6 +149,7 @@ class _Importer:
         self.unused |= recording.kinds.keys() - self._used
         timeline = self._timeline(recording, account)
         held: Held = {name: {} for name in mapping.parts}
+        noted = len(timeline.findings)
         total, last_text = sum(len(episode.times) for episode in timeline.episodes), ""
         for number, frame, parts in read_frames(recording, layout, timeline, held):
             episode = timeline.episodes[number]
@@ -174,6 +175,7 @@ class _Importer:
                 self._write_sensors(saved, episode, timeline, held)
                 account["episodes"].append({"episode": saved, "start_ns": int(episode.times[0]), "frames": frame + 1})
             count(recording.size // total)
+        account["findings"] += [of.replaced(where=recording.where).describe() for of in timeline.findings[noted:]]
         count(recording.size % total)
 
     def _timeline(self, recording: Recording, account: dict[str, Any]) -> Timeline:
