@@ -2,7 +2,8 @@
 
 settings    settings of `understudy import`, and the mapping: streams of a recording -> features of the dataset
 recording   `Recording`, the base of all readers, and `RecordingError`, a fault with its kind, stream and time
-bounds      limits of sizes that a file may ask for, and decompression that stops at them
+limits      what one recording may ask of memory
+bounds      sizes compared with a limit, and decompression that stops at one
 inside      links that leave the folder of an import
 bags        recordings of MCAP, sqlite3 and ROS 1 bags
 bag_file    topics of a file, days of its messages, and messages of several files merged by time

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from understudy.imports.bounds import MAX_CHUNK, MAX_ROW, MAX_ROWS, require_size
+from understudy.imports.bounds import require_size
+from understudy.imports.limits import MAX_CHUNK, MAX_ROW, MAX_ROWS
 from understudy.imports.recording import NANO, Recording, RecordingError, Sample, Times, even_times, reading
 from understudy.imports.settings import ImportMapping
 

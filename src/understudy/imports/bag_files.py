@@ -13,8 +13,9 @@ import numpy as np
 
 from understudy.config.schema import read_file
 from understudy.imports.bag_file import BagFile, Days, Message, Stretch, Topic
-from understudy.imports.bounds import MAX_CHUNK, decompress, require_size, zstd_decoder
+from understudy.imports.bounds import decompress, require_size, zstd_decoder
 from understudy.imports.inside import require_inside
+from understudy.imports.limits import MAX_CHUNK
 from understudy.imports.mcap import McapFile
 from understudy.imports.recording import RecordingError
 from understudy.optional_packages import optional_imports

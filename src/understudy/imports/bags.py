@@ -13,7 +13,8 @@ import numpy as np
 
 from understudy.imports.bag_file import DAY, FAR, BagFile, Days, Message, Stretch, Topic, merge
 from understudy.imports.bag_files import SqliteFile, open_bag
-from understudy.imports.bounds import MAX_ROW, decompress
+from understudy.imports.bounds import decompress
+from understudy.imports.limits import MAX_ROW
 from understudy.imports.message_types import MessageTypes
 from understudy.imports.recording import NANO, Recording, RecordingError, Sample, Times, reading
 

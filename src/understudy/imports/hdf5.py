@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from understudy.imports.arrays import Opened, Rows
-from understudy.imports.bounds import MAX_CHUNK
+from understudy.imports.limits import MAX_CHUNK
 from understudy.imports.recording import Recording, RecordingError, reading
 from understudy.imports.settings import ImportMapping
 from understudy.optional_packages import optional_imports

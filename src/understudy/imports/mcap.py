@@ -16,7 +16,8 @@ from typing import BinaryIO
 import numpy as np
 
 from understudy.imports.bag_file import Days, Message, Stretch, Topic
-from understudy.imports.bounds import MAX_CHUNK, MAX_METADATA, decompress, require_size
+from understudy.imports.bounds import decompress, require_size
+from understudy.imports.limits import MAX_CHUNK, MAX_METADATA
 from understudy.imports.recording import RecordingError
 
 _MAGIC = b"\x89MCAP0\r\n"

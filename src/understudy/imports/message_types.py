@@ -8,7 +8,8 @@ from typing import Any
 
 from understudy.errors import summarize
 from understudy.imports.bag_file import Topic
-from understudy.imports.bounds import MAX_METADATA, require_size
+from understudy.imports.bounds import require_size
+from understudy.imports.limits import MAX_METADATA
 from understudy.imports.recording import RecordingError
 from understudy.optional_packages import optional_imports
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from understudy.imports.bag_file import DAY, FAR
-from understudy.imports.bounds import MAX_FRAMES
 from understudy.imports.layout import Layout
+from understudy.imports.limits import MAX_FRAMES
 from understudy.imports.recording import NANO, RecordingError, Times, even_times
 from understudy.imports.settings import TASK
 

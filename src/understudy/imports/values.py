@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from understudy.errors import summarize
-from understudy.imports.bounds import MAX_PIXELS
+from understudy.imports.limits import MAX_PIXELS
 from understudy.imports.recording import RecordingError
 from understudy.imports.settings import Part
 from understudy.video.orientation import upright

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from understudy.imports.arrays import Opened, Rows
-from understudy.imports.bounds import MAX_CHUNK, MAX_METADATA, decompress, require_size
+from understudy.imports.bounds import decompress, require_size
 from understudy.imports.inside import require_inside
+from understudy.imports.limits import MAX_CHUNK, MAX_METADATA
 from understudy.imports.recording import Recording, RecordingError, reading
 from understudy.imports.settings import ImportMapping
 from understudy.optional_packages import optional_imports
