@@ -16,6 +16,7 @@ from understudy.progress import show_log
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="understudy-tests-")  # never the user's own cache
+os.environ["XDG_CONFIG_HOME"] = os.path.join(os.environ["XDG_CACHE_HOME"], "config")  # nor the user's own list of code
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 if "SHARED_RUNS" not in os.environ:  # one folder for the workers of a session, see support/runs.py
     os.environ["SHARED_RUNS"] = tempfile.mkdtemp(prefix="understudy-runs-")

@@ -271,6 +271,7 @@ def concrete_policies(tree: ast.AST) -> list[str]:
     kinds = {path.name for path in (SOURCE / "policies").iterdir() if path.is_dir()} - {
         "common",
         "graph",
+        "own_code",
         "__pycache__",
     }
     found = [module for module in modules(tree) if module.startswith(tuple(f"policies.{kind}" for kind in kinds))]

@@ -7,9 +7,11 @@ that all hosts share. Exit codes: 0 complete, 75 stopped with a checkpoint, 2 wr
 """
 
 import argparse
+import os
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import ray
 import ray.train
@@ -19,22 +21,31 @@ from understudy.train.checkpoint.data_paths import resolve_paths
 
 from understudy.cli.main import read_settings
 from understudy.cli.runs import run_and_report
+from understudy.config.schema import plain, validate
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError, DatasetError, UnderstudyError, is_wrong_input
+from understudy.policies.own_code.trusted import NAMED
+from understudy.policies.own_code.types import GIVEN
 from understudy.progress import show_log
 from understudy.train.checkpoint.run_dir import RunDir
 
 STOPPED, WRONG_INPUT, FAILED = 75, 2, 1
 
 
-def train_worker(config: TrainConfig) -> tuple[int, str]:
+def train_worker(content: dict[str, Any]) -> tuple[int, str]:
     """Run on each worker: train, or resume if RUN exists. Returns the exit code and a message.
+
+    The settings come as plain values: their class may be of a policy's file, which a worker imports for itself.
 
     Raises:
         RankError: another worker disappeared. Ray then restarts all workers, as after any other error.
         Preempted: a host will be taken away, and the run has saved a checkpoint.
     """
     show_log()
+    try:
+        config = validate(TrainConfig, content, fresh=False)
+    except ConfigError as error:
+        return WRONG_INPUT, str(error)
     run = RunDir(Path(config.output_dir))
     # Rank 0 decides: the view of a shared folder may differ between hosts for seconds.
     command = broadcast_from_rank_zero("resume" if run.config.exists() else "train")
@@ -101,10 +112,13 @@ def main() -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return WRONG_INPUT
-    ray.init(ignore_reinit_error=True)
+    # Code of a policy of your own is imported only where it is named by hand: the workers get these names, too.
+    named = {name: os.environ[name] for name in (NAMED, GIVEN) if name in os.environ}
+    content = plain(config)
+    ray.init(ignore_reinit_error=True, runtime_env={"env_vars": named})
     use_gpu = config.device == "cuda" or (config.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
     trainer = TorchTrainer(
-        lambda: train_worker(config),  # no `train_loop_config`: Ray would publish the settings in its dashboard
+        lambda: train_worker(content),  # no `train_loop_config`: Ray would publish the settings in its dashboard
         torch_config=TorchConfig("cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=int(config.parallel.timeout)),
         scaling_config=ray.train.ScalingConfig(
             num_workers=(ours.min_workers, ours.workers) if ours.min_workers else ours.workers, use_gpu=use_gpu

@@ -9,7 +9,7 @@ from typing import Any
 
 from understudy.cli.help_texts import EXAMPLES, GENERAL, LAUNCH, MOST_USED, POSITIONAL
 from understudy.config import help
-from understudy.config.flags import chosen_type, list_settings, read_flags
+from understudy.config.flags import chosen_type, list_settings, read_flags, trust_named_code
 from understudy.config.schema import SUFFIXES, complete, plain, read_file
 from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError
@@ -33,6 +33,7 @@ def settings(name: str, cls: type, argument: str, arguments: list[str], *, launc
     new, helped = name != "resume", bool({"-h", "--help"} & set(arguments))
     program = f"understudy {name}"
     about = inspect.cleandoc(cls.__doc__ or "")
+    trust_named_code(words)
     if not new and words and not words[0].startswith("-"):
         from understudy.train.checkpoint.run_dir import resumed_settings
 

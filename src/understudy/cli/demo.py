@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated
 
+from understudy.child_python import module_command
 from understudy.config.data import DataConfig
 from understudy.config.declare import Ge, Interval
 from understudy.config.schema import dump_yaml, override
@@ -142,7 +143,7 @@ def _run_command(*arguments: object) -> None:
 
 def _start(*arguments: object, stderr: IO[str] | None = None) -> "subprocess.Popen[bytes]":
     """Start a command in a separate process."""
-    command = [sys.executable, "-m", "understudy", *map(str, arguments)]
+    command = [*module_command("understudy"), *map(str, arguments)]
     # glibc returns every large array to the system at once, and torch requests the next: keeping them saves 10 %.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
     return subprocess.Popen(command, stderr=stderr, env=environment)

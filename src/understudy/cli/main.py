@@ -27,7 +27,7 @@ FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. `--debug` adds the traceback to a one-line error."""
     from understudy.credentials import strip_credentials
-    from understudy.policies.registry import given_code
+    from understudy.policies.own_code.types import given_code
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["__complete"]:
@@ -144,9 +144,10 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
             print(dump_yaml(settings), end="")
             return 0
         if count is not None:
-            words = [sys.executable, "-m", "understudy", *name.split(), *arguments, *(["--debug"] if debug else [])]
+            from understudy.child_python import module_command
             from understudy.distributed.launch import launch
 
+            words = [*module_command("understudy"), *name.split(), *arguments, *(["--debug"] if debug else [])]
             return launch(words, count, f"understudy {name}")
         if name in LOADING:
             from understudy.load.malloc import keep_freed_memory

@@ -12,6 +12,9 @@ T = TypeVar("T")
 POSITIONAL = "positional"
 """Marker of a setting that is an argument without a flag."""
 Positional = Annotated[T, POSITIONAL]
+CODE = "code"
+"""Marker of a setting that names code, `FILE.py:NAME`."""
+Code = Annotated[T, CODE]
 
 
 Natural = Annotated[int, Ge(0)]

@@ -9,17 +9,19 @@ import difflib
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from understudy.config.declare import POSITIONAL
+from understudy.config.declare import CODE, POSITIONAL
 from understudy.config.foreign import FOREIGN, equivalent
 from understudy.config.help import flag_of, item_class, members, negation_of, takes_many
 from understudy.config.schema import SUFFIXES, validate, validate_new
 from understudy.errors import ConfigError
-from understudy.policies.registry import BUILT_IN, PolicySettings, is_code, pin, policy_type
+from understudy.policies.own_code.types import is_code, name_by_hand, pin
+from understudy.policies.registry import BUILT_IN, PolicySettings, policy_type
 from understudy.records import Record
 
 TRAINS = "--data.root"
@@ -35,12 +37,14 @@ class Setting:
         kind: Type of its values.
         positional: Whether it is an argument without a flag.
         item: Class of its items, if it is a list of dataclasses, which only a file can set.
+        is_code: Whether its value names code, which a flag trusts and a file does not.
     """
 
     path: str
     kind: Any
     positional: bool = False
     item: type | None = None
+    is_code: bool = False
 
 
 def list_settings(cls: type, policy: type | None = None, prefix: str = "") -> Iterator[Setting]:
@@ -52,7 +56,8 @@ def list_settings(cls: type, policy: type | None = None, prefix: str = "") -> It
             group: Any = kind
             yield from list_settings((policy or group.select({})) if is_policy(kind) else kind, None, f"{path}.")
         else:
-            yield Setting(path, kind, POSITIONAL in getattr(marked[name], "__metadata__", ()), item_class(kind))
+            marks = getattr(marked[name], "__metadata__", ())
+            yield Setting(path, kind, POSITIONAL in marks, item_class(kind), CODE in marks)
 
 
 def is_policy(kind: Any) -> bool:
@@ -96,6 +101,12 @@ def chosen_type(words: Sequence[str]) -> str:
         if flag == "--policy.type":
             policy_type = text if equals else following
     return policy_type
+
+
+def trust_named_code(words: Sequence[str]) -> None:
+    """Trust the code that flags name as the type of policy, before a stored type is read that may name it, too."""
+    with suppress(ValueError):  # `read_flags` describes it
+        name_by_hand(chosen_type(words))
 
 
 @dataclass
@@ -159,8 +170,10 @@ class _Line:
             group = self.content.setdefault("policy", {"type": make().type})
             chosen = base.select(group)
             try:
-                if kind and (is_code(kind) or base.select({"type": pin(kind)}) is not chosen):
-                    chosen = base.select({"type": pin(kind)})
+                kind = name_by_hand(kind)
+                named = base.select({"type": kind}) if kind else chosen
+                if named is not chosen or (is_code(kind) and kind != pin(group["type"])):
+                    chosen = named
                     self.content["policy"] = {}
             except ValueError as error:
                 self.errors.append(f"--policy.type: {error}")
@@ -170,6 +183,8 @@ class _Line:
     def _put(self, setting: Setting, value: Any) -> None:
         if setting.path == "policy.type" and not self.typed:
             return
+        if setting.is_code:
+            name_by_hand(value)
         _insert(self.content, setting.path, value)
         self.paths.add(setting.path)
 

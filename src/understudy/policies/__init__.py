@@ -3,7 +3,8 @@
 The names that a policy of your own needs are public here, `from understudy.policies import Policy`: those of
 `__init__.pyi`, in docs/api.md. A release that changes one incompatibly raises the major version; before 1.0 the minor.
 
-registry             types of policies by name, also in a Python file, their settings and configs
+registry             types of policies by name, their settings and configs
+own_code             types in a Python file: imported only where this user named them by hand
 policy               `Policy`, the base class of all of them
 draws                random numbers of a policy, keyed by position
 losses               per-sample losses, and predicted consequences of actions

@@ -30,8 +30,8 @@ from understudy.policies.acting import (
 )
 from understudy.policies.draws import Draws, generate_draws, make_draws
 from understudy.policies.observation_history import ObservationHistory, seen_times, step_rate
+from understudy.policies.own_code.types import given_code
 from understudy.policies.policy import Policy, build_saved
-from understudy.policies.registry import given_code
 from understudy.prompt_metadata import observed_metadata
 from understudy.records import Batch, Record
 

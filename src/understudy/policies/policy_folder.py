@@ -37,7 +37,8 @@ from understudy.hub.ids import SCHEME, model_id
 from understudy.optional_packages import MissingExtraError
 from understudy.policies.model_card import FILE as CARD
 from understudy.policies.model_card import is_unchanged, make_card
-from understudy.policies.registry import CODE, code_of, policy_type, stored_type, type_functions
+from understudy.policies.own_code.types import CODE, code_of
+from understudy.policies.registry import policy_type, stored_type, type_functions
 from understudy.policies.weight_files import TensorReader, WeightFiles
 from understudy.records import Record
 

@@ -43,7 +43,8 @@ class _CallablePackage(ModuleType):
 
         Args:
             config: a mapping of settings, the path of a settings file, or a `TrainConfig`. The first two take the
-                policy's defaults for settings that they leave out; a `TrainConfig` is complete.
+                policy's defaults for settings that they leave out; a `TrainConfig` is complete. A policy type
+                `FILE.py:NAME` in a mapping is trusted, as one of the command line; in a settings file it is not.
 
         Returns:
             The run directory; `understudy.load_policy` reads its policy.
@@ -54,9 +55,13 @@ class _CallablePackage(ModuleType):
         """
         from understudy.config.schema import complete, load, validate_new
         from understudy.config.train import TrainConfig
+        from understudy.policies.own_code.types import name_by_hand
         from understudy.train.run import train
 
         if isinstance(config, Mapping):
+            policy = config.get("policy")
+            if isinstance(policy, Mapping):
+                name_by_hand(str(policy.get("type", "")))
             config = validate_new(TrainConfig, config)
         elif isinstance(config, str | Path):
             config = load(TrainConfig, config)

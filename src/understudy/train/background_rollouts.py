@@ -31,6 +31,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from understudy.atomic import write_text
+from understudy.child_python import module_command
 from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
 from understudy.contract.facts import Contract
@@ -343,7 +344,7 @@ def _digest(policy: Path) -> str:
 
 # -- the worker -----------------------------------------------------------------------------------------------------
 
-WORKER_COMMAND = (sys.executable, "-m", "understudy.train.background_rollouts")
+WORKER_COMMAND = tuple(module_command("understudy.train.background_rollouts"))
 
 
 def main() -> int:

@@ -5,7 +5,6 @@ ends equal to one that was never stopped.
 """
 
 import json
-import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from understudy.atomic import write_text
-from understudy.config.declare import Ge, Interval
+from understudy.config.declare import Code, Ge, Interval
 from understudy.config.schema import plain
 from understudy.envs.gymnasium_options import GymnasiumOptions
 from understudy.errors import ConfigError
@@ -52,7 +51,7 @@ class RecordConfig:
     (`policy.history`), `metaworld` (extra `sim`), `libero_spatial`, `_object`, `_goal`, `_10` or `_90`
     (extra `libero`), `gymnasium:ID` (extra `gymnasium`), or that of another package."""
     gymnasium: GymnasiumOptions = field(default_factory=GymnasiumOptions)
-    expert: str = ""
+    expert: Code[str] = ""
     """Your scripted expert, `FILE.py:FUNCTION`, for an environment without one: (`Env`, observation) -> action.
     `gymnasium:ID` and `libero_*` have the simulator as `env.unwrapped`."""
     tasks: tuple[str, ...] = ()
@@ -100,6 +99,7 @@ def record(config: RecordConfig) -> int:
     from understudy.rollout.env_contract import env_contract
 
     _compare_settings(config)
+    _expert(config.expert)
     try:
         env = open_env(config.env, config.image_size, config.cameras, config.tasks, config.gymnasium)
         check_features(env.features, config.codec)
@@ -198,11 +198,12 @@ def _expert(target: str) -> "Callable[[Env, dict[str, np.ndarray]], np.ndarray]"
     """Return the function (environment, observation) -> action of `FILE.py:FUNCTION`; "": the environment's own."""
     if not target:
         return lambda env, _: env.expert()
-    file, _, name = target.rpartition(":")
+    from understudy.policies.own_code.types import import_object
+
     try:
-        function: Callable[..., np.ndarray] = runpy.run_path(file)[name]
-    except (OSError, KeyError) as error:
-        raise ConfigError(f"expert: {target!r} cannot be read: {error}; give FILE.py:FUNCTION") from error
+        function: Callable[..., np.ndarray] = import_object(target, "--expert")
+    except ValueError as error:
+        raise ConfigError(f"expert: {error}") from error
     return function
 
 

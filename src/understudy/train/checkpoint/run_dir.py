@@ -12,7 +12,7 @@ rollouts/       results of rollouts (`train/background_rollouts.py`)
 validation/     loss sums of each episode, step-00001000.npz … (`train/validation/episode_sums.py`)
 imagined.png    imagined futures of the latest validation (`train/validation/imagined.py`)
 report.html     the report
-policy_code.py  code of a policy that is not in a package (`policies/registry.py`)
+policy_code.py  code of a policy that is not in a package (`policies/own_code`)
 STOP            a file that stops the run like a signal (`distributed/signals.py`); the run removes it
 """
 
@@ -35,7 +35,7 @@ from understudy.errors import ConfigError, RunInUseError
 from understudy.hub.download import pull
 from understudy.hub.ids import model_id, near_path, parse_address
 from understudy.optional_packages import optional_imports
-from understudy.policies.registry import CODE, code_of, pin_missing
+from understudy.policies.own_code.types import CODE, code_of, pin_missing
 from understudy.train.checkpoint import checksums
 from understudy.train.paths import find_moved
 

@@ -15,16 +15,18 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from understudy.child_python import module_command
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.errors import is_out_of_memory, summarize
+from understudy.policies.registry import policy_type
 from understudy.records import Record
 from understudy.train.data.run_data import RunData
 from understudy.train.memory_check import RESERVED, free_memory
 
 LIMIT = 180
 """Seconds after which the process of a prediction ends by itself."""
-COMMAND = (sys.executable, "-m", "understudy.train.profiling.peak_check")
+COMMAND = tuple(module_command("understudy.train.profiling.peak_check"))
 PARTS = ("parameters", "gradients", "optimizer state", "average", "activations")
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,8 @@ class PeakForecast:
     def _start(self, config: TrainConfig, data: RunData, normalization: Record, world_size: int, free: int) -> None:
         from understudy.train.profiling.plan import one_sample
 
-        inputs = pickle.dumps((config, data, dict(normalization), one_sample(config, data), world_size))
+        inputs = pickle.dumps(config.policy.type)  # imported first: the settings may be of a class of own code
+        inputs += pickle.dumps((config, data, dict(normalization), one_sample(config, data), world_size))
         process = self._process = subprocess.Popen(
             COMMAND,
             stdin=subprocess.PIPE,
@@ -153,6 +156,7 @@ def _predict() -> None:
     from understudy.train.state import build_on_meta
 
     try:
+        policy_type(pickle.load(sys.stdin.buffer))
         config, data, normalization, sample, world_size = pickle.load(sys.stdin.buffer)
         config, tokens = with_known_base(config, data, normalization), None
         if config.max_num_tokens is not None:
