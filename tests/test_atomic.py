@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from support.calls import recorded_calls
 from support.refusals import refused
 from understudy.atomic import (
     DRAFT_SUFFIX,
+    BeingWritten,
     create_folder,
     draft_path,
+    hold_folder,
     replace_file,
     replace_folder,
     write_bytes,
@@ -124,3 +127,42 @@ def test_create_folder_names_the_folder_and_no_draft_in_errors(tmp_path: Path) -
         (tmp_path / "source").read_bytes()
     assert caught.value.filename == str(tmp_path / "source")
     assert list(tmp_path.iterdir()) == []
+
+
+def write_twice(path: Path) -> None:
+    with replace_file(path, is_new=True) as draft:
+        draft.write_text("second")
+        write_text(path, "first", is_new=True)
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+def test_a_new_file_replaces_none_that_appeared_meanwhile(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "order.parquet"
+    if not links:
+        monkeypatch.setattr(os, "link", raise_error(errno.EPERM))
+    with pytest.raises(FileExistsError) as caught:
+        write_twice(path)
+    assert caught.value.filename == str(path)
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_process_that_waits_for_a_folder_gets_it(tmp_path: Path) -> None:
+    taken, passed = threading.Event(), []
+
+    def second() -> None:
+        taken.wait()
+        with hold_folder(tmp_path, waits=True):
+            passed.append("second")
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    with hold_folder(tmp_path):
+        taken.set()
+        with pytest.raises(BeingWritten), hold_folder(tmp_path):
+            pass
+        passed.append("first")
+    thread.join()
+    assert passed == ["first", "second"]

@@ -46,26 +46,28 @@ def is_taken(path: str | Path) -> bool:
     return os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path) or bool(os.listdir(path)))
 
 
-def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+def write_text(path: Path, text: str, *, durable: bool = True, is_new: bool = False) -> None:
     """Replace a file by `text` in UTF-8; see `replace_file`."""
-    write_bytes(path, text.encode(), durable=durable)
+    write_bytes(path, text.encode(), durable=durable, is_new=is_new)
 
 
-def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
+def write_bytes(path: Path, data: bytes, *, durable: bool = True, is_new: bool = False) -> None:
     """Replace a file by `data`; see `replace_file`."""
-    with replace_file(path, durable=durable) as draft:
+    with replace_file(path, durable=durable, is_new=is_new) as draft:
         draft.write_bytes(data)
 
 
 @contextmanager
-def replace_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
+def replace_file(path: Path, *, durable: bool = True, is_new: bool = False) -> Iterator[Path]:
     """Replace `path` by the file that the block writes to the yielded draft.
 
     Args:
         path: The file to replace or create. Its folder must exist.
         durable: Flush the file and its folder, so that both survive a power cut. This waits for the disk.
+        is_new: Replace nothing: of two processes that write it at the same time, one fails.
 
     Raises:
+        FileExistsError: `is_new`, and something is at `path` now; it is not touched.
         OSError: Nothing is replaced and no draft is left; the error names `path`.
     """
     draft = draft_path(path)
@@ -74,13 +76,30 @@ def replace_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
             yield draft
             if durable:
                 sync(draft)
-            os.replace(draft, path)
+            if is_new:
+                _place(draft, path)
+            else:
+                os.replace(draft, path)
     except BaseException:
         with suppress(OSError):  # the first error is the one to raise
             draft.unlink()
         raise
     if durable:
         sync(path.parent)
+
+
+def _place(draft: Path, path: Path) -> None:
+    """Rename `draft` to `path`, where nothing is. Raises FileExistsError."""
+    try:
+        os.link(draft, path)  # unlike a rename it replaces nothing
+    except FileExistsError:
+        raise FileExistsError(errno.EEXIST, "was written by another process meanwhile", str(path)) from None
+    except OSError as error:  # a file system without hard links
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, "was written by another process meanwhile", str(path)) from error
+        os.replace(draft, path)
+    else:
+        draft.unlink()
 
 
 def draft_path(path: Path) -> Path:
@@ -208,14 +227,18 @@ class BeingWritten(FileExistsError):
 
 
 @contextmanager
-def hold_folder(folder: Path) -> Iterator[None]:
+def hold_folder(folder: Path, waits: bool = False) -> Iterator[None]:
     """Lock a folder during the block; where there are no locks, do nothing.
+
+    Args:
+        folder: The folder.
+        waits: Wait for another process that holds it.
 
     Raises:
         BeingWritten: another process holds the lock, or has just removed the folder.
     """
     try:
-        lock = _lock(folder)
+        lock = _lock(folder, waits)
     except FileNotFoundError:
         raise BeingWritten(errno.EEXIST, "another process has just finished it", str(folder)) from None
     try:
@@ -287,11 +310,11 @@ def _is_held(folder: Path) -> bool:
     return False
 
 
-def _lock(folder: Path) -> int | None:
+def _lock(folder: Path, waits: bool = False) -> int | None:
     """Lock `folder` until the returned handle is closed; None if another process holds it or locks are missing."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except OSError:
         os.close(handle)
         return None

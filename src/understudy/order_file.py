@@ -137,11 +137,11 @@ def write_order_file(path: str | Path, blocks: Iterable[Samples], facts: Mapping
         facts: `datasets`, a list with the `name` of each; `start`, the first position; `batch`; and others.
 
     Raises:
-        ConfigError: something is at `path`.
+        ConfigError: something is at `path`. FileExistsError: something appeared there meanwhile.
     """
     refuse_existing(path, "order file", None)
     names, digests = pa.array([dataset["name"] for dataset in facts["datasets"]]), []
-    with replace_file(Path(path)) as draft, pq.ParquetWriter(draft, SCHEMA, compression="zstd") as writer:
+    with replace_file(Path(path), is_new=True) as draft, pq.ParquetWriter(draft, SCHEMA, compression="zstd") as writer:
         for block in blocks:
             columns = dict(zip(SCHEMA.names, block))
             columns["dataset"] = pa.DictionaryArray.from_arrays(block.source.astype(np.int32), names)

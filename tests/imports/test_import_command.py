@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("rosbags", reason="needs the extra `import`")
 
 from support.bags import Bag, pixels
+from understudy.atomic import create_folder
 from understudy.cli.main import main
 from understudy.data.dataset import EpisodeDataset
 
@@ -162,3 +163,11 @@ print((peak_bytes() - before) / 1e6)
     grown = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment)
     assert grown.returncode == 0, grown.stderr
     assert float(grown.stdout.splitlines()[-1]) < 110
+
+
+def test_import_beside_another_one_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with create_folder(folder / "out") as other:
+        (other / "mine").write_text("first")
+        assert main(words(folder)) == 2
+    assert str(folder / "out") in capsys.readouterr().err
+    assert [path.name for path in (folder / "out").iterdir()] == ["mine"]

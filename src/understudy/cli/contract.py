@@ -58,7 +58,7 @@ def contract(config: ContractConfig) -> int:
         refuse_existing(config.output, "output", config.overwrite)
     contracts = [read_any(path, config) for path in config.paths]
     if config.output:
-        write_contract(Path(config.output), contracts[0])
+        write_contract(Path(config.output), contracts[0], is_new=not config.overwrite)
     first, second = contracts[0], contracts[-1]
     if len(contracts) == 1:
         faults, open_facts = list(first.faults), first.unknowns()

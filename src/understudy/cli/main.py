@@ -162,10 +162,12 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
         if debug:
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
         message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or "not enough memory"
+        if isinstance(error, FileExistsError) and error.filename is not None:
+            message = f"{error.filename}: {error.strerror} (name another output, or wait for the other process)"
         print(f"understudy {name}{_rank()}: {redact(message)}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             return 143 if error.args == (signal.SIGTERM,) else INTERRUPTED
-        return WRONG_INPUT if is_wrong_input(error) else FAILED
+        return WRONG_INPUT if is_wrong_input(error) or isinstance(error, FileExistsError) else FAILED
     except Exception as error:
         missing = describe_missing(error) if isinstance(error, ImportError) else None
         line = missing or _describe_out_of_memory(error, name)

@@ -63,7 +63,7 @@ def profile(config: ProfileConfig) -> None:
         return
     facts, folder = measured.plain(), Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "profile.json", json.dumps(facts, indent=2) + "\n")
+    write_text(folder / "profile.json", json.dumps(facts, indent=2) + "\n", is_new=not config.overwrite)
     write_page(folder / "profile.html", page(measured))
     print(json.dumps(facts) if config.json else f"{format_profile(measured)}\npage: {folder / 'profile.html'}")
 

@@ -416,10 +416,10 @@ def _unknowns(value: Any, place: str = "") -> Iterator[str]:
         yield place
 
 
-def write_contract(path: Path, contract: Contract | Record) -> None:
-    """Write contract.json, a line for each vector of numbers."""
+def write_contract(path: Path, contract: Contract | Record, is_new: bool = False) -> None:
+    """Write contract.json, a line for each vector of numbers; with `is_new` nothing is replaced."""
     plain = contract.to_json() if isinstance(contract, Contract) else contract
-    write_text(path, _lines(plain) + "\n")
+    write_text(path, _lines(plain) + "\n", is_new=is_new)
 
 
 def read_stated(stored: Record, where: str) -> RobotFacts:

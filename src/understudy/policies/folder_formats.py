@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from understudy.atomic import replace_folder, sync
+from understudy.atomic import create_folder, sync
 from understudy.batch_keys import ACTION, STATE
 from understudy.checksums import write_checksums
 from understudy.errors import ConfigError
@@ -150,7 +150,7 @@ def save_folder(directory: str | Path, folder: ForeignFolder, weights: Mapping[s
             tensors[key] = plain.clone() if number else plain  # safetensors refuses shared memory
     dtype = next(iter(tensors.values())).dtype
     tensors |= {key: torch.zeros(*shape, dtype=dtype) for key, shape in folder.zeros.items()}
-    with replace_folder(target) as fresh:
+    with create_folder(target) as fresh:
         for name, content in folder.files.items():
             path = fresh / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from understudy import checksums
-from understudy.atomic import recover_folder, replace_folder, sync
+from understudy.atomic import create_folder, recover_folder, replace_folder, sync
 from understudy.batch_keys import ACTION, STATE
 from understudy.contract.facts import FILE, figures_digest, write_contract
 from understudy.errors import ConfigError
@@ -67,17 +67,19 @@ def save(
     normalization: Record,
     weights: Mapping[str, Tensor],
     metadata: Record | None = None,
+    is_new: bool = False,
 ) -> None:
     """Write the files next to `directory`, flush them to the disk, then rename: no reader ever sees half a policy.
 
-    A README.md that a user wrote or edited stays as it is.
+    A README.md that a user wrote or edited stays as it is. With `is_new` nothing is replaced.
 
     Raises:
+        BeingWritten: another process writes it now, and it is to be new.
         FileExistsError: `directory` is anything but a policy of this type or an empty folder (`check_replaceable`).
     """
     target = Path(directory).resolve()
     check_replaceable(target, config.type)
-    with replace_folder(target) as fresh:
+    with create_folder(target) if is_new else replace_folder(target) as fresh:
         facts = dict(metadata or {})
         contract = facts.pop(CONTRACT, None)
         content = {**asdict(config), **copy_files(config, fresh), **({METADATA: facts} if facts else {})}

@@ -69,16 +69,16 @@ def refuse_foreign(path: Path, kind: str = "page") -> None:
         raise ConfigError(f"{path}: exists and is not {name}; name another file, or move this one")
 
 
-def write_page(path: Path, text: str) -> None:
-    """Write a page, replacing an earlier one.
+def write_page(path: Path, text: str, is_new: bool = False) -> None:
+    """Write a page, replacing an earlier one unless it `is_new`.
 
     Raises:
-        ConfigError: Another file exists there.
+        ConfigError: Another file exists there. FileExistsError: a new page appeared there meanwhile.
     """
     from understudy.atomic import write_text
 
     refuse_foreign(path)
-    write_text(path, text)
+    write_text(path, text, is_new=is_new)
 
 
 # -- blocks -----------------------------------------------------------------------------------------------------------

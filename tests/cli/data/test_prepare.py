@@ -11,6 +11,7 @@ import pytest
 from support.datasets import TASKS
 from support.runs import tiny_config, tiny_dataset
 from understudy.cli.data.prepare import read_chunks
+from understudy.atomic import create_folder
 from understudy.cli.main import main
 from understudy.config.schema import override
 from understudy.data.stats import norm_heads
@@ -192,3 +193,15 @@ def test_fit_refuses_more_integers_than_tokens(data: Path, tmp_path: Path, capsy
     assert main(["fast", "fit", *arguments]) == 2
     assert "vocab_size" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("command", [("fast", "fit"), ("tokenizer", "fit")])
+def test_fit_beside_another_one_is_refused(
+    data: Path, tmp_path: Path, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    with create_folder(out) as other:
+        (other / "mine").write_text("first")
+        assert main([*command, "--data.root", str(data), "--output-dir", str(out)]) == 2
+    assert str(out) in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == ["mine"]

@@ -6,13 +6,15 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from support.refusals import refused
 from support.runs import final_tensors, series, tiny_config
+from understudy.atomic import create_folder
 from understudy.cli.main import main
 from understudy.errors import ConfigError
 from understudy.policies import policy_folder
@@ -205,3 +207,35 @@ def test_init_from_refuses_another_network(trained: Path, data: Path, tmp_path: 
     with refused("init_from", tmp_path, kind=ConfigError):
         run.train(replace(base, init_from=str(tmp_path)))
     assert not (tmp_path / "r/config.yaml").exists()
+
+
+def test_an_export_beside_another_one_is_refused(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "policy"
+    words = ["export", str(trained), "--output-dir", str(out)]
+    with create_folder(out) as other:
+        (other / "mine").write_text("first")
+        assert main(words) == 2
+    assert str(out) in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == ["mine"]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_export_that_finds_another_one_at_its_end_keeps_it(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "policy"
+    words = ["export", str(trained), "--output-dir", str(out)]
+    save, calls = policy_folder.save, []
+
+    def slow(*arguments: Any, **options: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            assert main([*words, "--dtype", "bf16"]) == 0  # the other process, behind the checks of this one
+        save(*arguments, **options)
+
+    monkeypatch.setattr(policy_folder, "save", slow)
+    assert main(words) == 2
+    assert str(out) in capsys.readouterr().err
+    assert {weight.dtype for weight in load_file(out / "model.safetensors").values()} >= {torch.bfloat16}

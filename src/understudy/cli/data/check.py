@@ -97,12 +97,12 @@ def check(config: CheckConfig) -> int:
     if keep_report is not None:
         report.contents["keep_ranges"] = asdict(keep_report) | {"lines": keep_report.lines()}
     if config.skip_bad:
-        write_bad_episodes(report, Path(config.skip_bad))
+        write_bad_episodes(report, Path(config.skip_bad), is_new=not config.overwrite)
     if config.page:
         from understudy.report.check_page import check_page
         from understudy.report.page import write_page
 
-        write_page(Path(config.page), check_page(report, config.shown))
+        write_page(Path(config.page), check_page(report, config.shown), is_new=not config.overwrite)
     print(json.dumps(report.to_json(), ensure_ascii=False) if config.json else format_report(report, config.limit))
     return 0 if report.is_sound else FOUND
 
@@ -113,7 +113,7 @@ def _refuse_other_files(path: Path) -> None:
         raise ConfigError(f"skip_bad: {path} exists and holds no ids of bad episodes; name another file")
 
 
-def write_bad_episodes(report: "Report", path: Path) -> None:
+def write_bad_episodes(report: "Report", path: Path, is_new: bool = False) -> None:
     """Write the ids of the bad episodes as `bad_episodes`, and the rules that each breaks as `rules`."""
     rules: dict[int, list[str]] = {episode: [] for episode in report.bad_episodes}
     for finding in report.findings:
@@ -122,4 +122,4 @@ def write_bad_episodes(report: "Report", path: Path) -> None:
                 if finding.rule not in rules[episode]:
                     rules[episode].append(finding.rule)
     content = {"root": report.root, "bad_episodes": list(report.bad_episodes), "rules": rules}
-    write_text(path, json.dumps(content, indent=1) + "\n")
+    write_text(path, json.dumps(content, indent=1) + "\n", is_new=is_new)

@@ -7,6 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from understudy.atomic import create_folder
 from understudy.batch_keys import ACTION, HEAD, RESPONSE, STATE
 from understudy.config.declare import Interval
 from understudy.config.train import TrainConfig
@@ -132,7 +133,8 @@ def fit_fast(config: FastFitConfig) -> None:
     measured = chunks[9::10] if len(chunks) >= 20 else chunks
     tokenizer = FastTokenizer.fit(fitted, config.fast.vocab_size, config.fast.scale)
     facts = measure(tokenizer, measured) | {"chunks": len(chunks), "output_dir": config.output_dir}
-    tokenizer.save(config.output_dir)
+    with create_folder(Path(config.output_dir)) as fresh:
+        tokenizer.save(fresh)
     print(json.dumps(facts) if config.json else format_fast(facts))
 
 
@@ -264,9 +266,8 @@ def fit_tokenizer(config: TokenizerFitConfig) -> None:
         "tokens_max": 1 + max(len(ids) for ids in tokenizer.encode(texts)),
         "output_dir": config.output_dir,
     }
-    folder = Path(config.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).write_bytes(model)
+    with create_folder(Path(config.output_dir)) as fresh:
+        (fresh / FILE).write_bytes(model)
     print(json.dumps(facts) if config.json else format_tokenizer(facts))
 
 

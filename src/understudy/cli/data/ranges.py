@@ -93,9 +93,8 @@ def ranges(config: RangesConfig) -> None:
     with config.open_workers(0) as workers:
         spans, facts = find_ranges(catalog, config, workers)
     _check_kept(facts, catalog.root)
-    refuse_existing(config.output, "output", None)  # it may be new since then
     lines = [f"  {json.dumps(names[row], ensure_ascii=False)}: {json.dumps(pairs)}" for row, pairs in spans.items()]
-    write_text(Path(config.output), "{\n" + ",\n".join(lines) + "\n}\n")
+    write_text(Path(config.output), "{\n" + ",\n".join(lines) + "\n}\n", is_new=True)
     facts |= {"out": config.output}
     plain = json.dumps(finite(facts), ensure_ascii=False, allow_nan=False) if config.json else ""
     print(plain or format_summary(facts, config))

@@ -201,7 +201,7 @@ def save_view(files: Files, name: str, select: Mapping[str, Any], episodes: Epis
     made_on = _facts(episodes, len(episodes))
     content = {"select": settings, "made_on": made_on, "selected": selected}
     content["digest"] = _digest(content)
-    with hold_folder(folder):
+    with hold_folder(folder, waits=True):
         versions = _versions(files, name)
         if not versions or versions[-1]["digest"] != content["digest"]:
             text = json.dumps({"versions": [*versions, content]}, indent=1)

@@ -93,7 +93,7 @@ def export(config: ExportConfig) -> None:
         )
     weights = policy_weights(source, config.dtype)
     if folder is None:
-        policy_folder.save(target, network, normalization, weights, facts)
+        policy_folder.save(target, network, normalization, weights, facts, is_new=not config.overwrite)
     else:
         folder_formats.save_folder(target, folder, weights)
     size = sum(weight.numel() for weight in weights.values())
