@@ -10,8 +10,8 @@ import pytest
 
 from support.datasets import TASKS
 from support.runs import tiny_config, tiny_dataset
-from understudy.cli.data.prepare import read_chunks
 from understudy.atomic import create_folder
+from understudy.cli.data.prepare import read_chunks
 from understudy.cli.main import main
 from understudy.config.schema import override
 from understudy.data.stats import norm_heads
