@@ -24,7 +24,7 @@ def test_training_keeps_the_checkpoint_to_compare(steps: int) -> None:
     saved = [*range(every, steps + 1, every), *([steps] if steps % every else [])]
     assert 6 * every in saved[-plan.checkpoint.keep_last :]
     assert steps * 0.4 <= every * 26 // 5 < 6 * every
-    assert plan.schedule.decay_steps == steps
+    assert plan.schedule.decay_steps in (None, steps)
 
 
 def test_clear_folder_removes_its_own_files_only(tmp_path: Path) -> None:

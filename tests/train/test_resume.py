@@ -19,6 +19,7 @@ from support.killed import world_action_settings, write_tokenizers
 from support.ranks import in_ranks
 from support.refusals import refused
 from support.runs import same_run, series, tiny_config, tiny_dataset, trained_run
+from understudy.cli.main import read_settings
 from understudy.config.data import SourceConfig
 from understudy.config.on_resume import Fixed, OnResume, marker
 from understudy.config.schema import differences, override, plain
@@ -28,7 +29,7 @@ from understudy.policies.registry import PolicySettings, policy_type
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.resume_check import check_resume
+from understudy.train.resume_check import check_resume, stretch_schedule
 
 HERE = {"world": 1, "versions": {"torch": "2.0", "numpy": "1.0"}}
 
@@ -127,37 +128,85 @@ def test_check_resume_refuses_another_run_with_all_reasons(half: Path) -> None:
     assert {path: path.read_bytes() for path in half.rglob("*") if path.is_file()} == before
 
 
+HAND = {"decay_steps": 200}
+
+
 @pytest.mark.parametrize(
     ("change", "schedule", "expected"),
     [
+        ({"steps": 400}, {}, "0.000895 at step 101 in place of 0.000587; its decay ends with the run, at step 400"),
         (
             {"steps": 400},
-            {},
-            "its decay ends at step 200 as before, and stays at 0 for the last 200 steps, which train "
+            HAND,
+            "its decay ends at step 200, as set, and stays at 0 for the last 200 steps, which train "
             "nothing; --schedule.decay-steps 400 stretches it",
         ),
-        ({"steps": 400}, {"final_lr_ratio": 0.1}, "stays at 0.0001 for the last 200 steps; --schedule.decay-steps 400"),
+        (
+            {"steps": 400},
+            {"final_lr_ratio": 0.1, **HAND},
+            "stays at 0.0001 for the last 200 steps; --schedule.decay-steps 400",
+        ),
         ({"steps": 400}, {"kind": "constant"}, "learning rate: 0.001 to the end, step 400"),
         (
             {"steps": 150},
-            {"kind": "linear", "warmup_steps": 0},
+            {"kind": "linear", "warmup_steps": 0, **HAND},
             "ends at 0.000255, before the end of the decay at step 200",
         ),
         (
             {"steps": 400, "schedule": ScheduleConfig(kind="linear", warmup_steps=0, decay_steps=400)},
             {"kind": "linear", "warmup_steps": 0},
-            "jumps from 0.0005 to 0.00075 at step 101, onto another curve",
+            "0.00075 at step 101 in place of 0.0005",
         ),
-        ({"optim": OptimConfig(lr=2e-3)}, {"kind": "constant"}, "jumps from 0.001 to 0.002 at step 101"),
+        ({"optim": OptimConfig(lr=2e-3)}, {"kind": "constant"}, "0.002 at step 101 in place of 0.001"),
         ({"steps": 400}, {"warmup_steps": 800}, "rises to 0.0005 at the end, within the warm-up of 800 steps"),
-        ({"steps": 400}, {"warmup_steps": 300}, "ends at step 301 as before, and stays at 0 for the last 99 steps"),
+        (
+            {"steps": 400},
+            {"warmup_steps": 300, **HAND},
+            "ends at step 301, as set, and stays at 0 for the last 99 steps",
+        ),
     ],
 )
 def test_check_resume_describes_the_learning_rate(
     change: dict[str, Any], schedule: dict[str, Any], expected: str
 ) -> None:
     then = TrainConfig(steps=200, data=DataConfig(root="d"), schedule=ScheduleConfig(**schedule)).resolved()
-    assert expected in "\n".join(check(then, replace(then, **change)))
+    now = stretch_schedule(then, replace(then, **change), 100)
+    lines = check(then, now)
+    assert expected in "\n".join(lines)
+    assert sum("learning rate:" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "done", "second"),
+    [
+        ({}, 200, True),
+        ({"kind": "linear"}, 199, True),
+        ({}, 190, True),
+        ({}, 100, False),
+        ({"final_lr_ratio": 0.2}, 200, False),  # a rise of less than tenfold
+        ({"kind": "constant"}, 200, False),
+        ({"decay_steps": 200}, 200, False),  # set by hand: it stays where it is
+        ({"warmup_steps": 300}, 200, False),  # within the first warm-up
+    ],
+)
+def test_stretch_schedule_warms_up_where_the_rate_would_jump(schedule: dict[str, Any], done: int, second: bool) -> None:
+    then = TrainConfig(steps=200, data=DataConfig(root="d"), schedule=ScheduleConfig(**schedule)).resolved()
+    now = stretch_schedule(then, replace(then, steps=1000), done)
+    assert now.schedule.warmup_from == (done if second else 0)
+    assert now.schedule.decay_steps == then.schedule.decay_steps
+    again = stretch_schedule(then, now, done)  # a kill before the first checkpoint
+    assert again == now
+    assert stretch_schedule(now, now, done + 7) == now
+
+
+def test_stretch_schedule_follows_the_decay_that_a_policy_brings() -> None:
+    flags = ["--data.root", "d", "--policy.type", "pi05", "--steps", "3000"]
+    then = read_settings("train", flags)
+    assert then.schedule.decay_steps == 3000  # compressed by the policy
+    assert stretch_schedule(then, replace(then, steps=6000), 3000).schedule.decay_steps == 6000
+    assert stretch_schedule(then, replace(then, steps=60_000), 3000).schedule.decay_steps == 30_000
+    hand = read_settings("train", [*flags, "--schedule.decay-steps", "2000"])
+    assert stretch_schedule(hand, replace(hand, steps=6000), 3000).schedule.decay_steps == 2000
 
 
 def test_check_resume_reports_processes_versions_and_storage() -> None:

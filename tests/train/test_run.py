@@ -22,6 +22,7 @@ from understudy.distributed import mesh as parallel
 from understudy.errors import ConfigError
 from understudy.load.loader import Loader
 from understudy.load.validation_data import ValidationData
+from understudy.optim.lr_schedule import lr_factor
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
@@ -113,7 +114,8 @@ def test_train_writes_all_files(whole: Path) -> None:
         "policy",
         "validation",
     ]
-    assert RunDir(whole).settings().schedule.decay_steps == 12  # resolved
+    assert RunDir(whole).settings().schedule.warmup_steps == 3  # resolved
+    assert RunDir(whole).settings().schedule.decay_steps is None  # the end of the run, also of a longer one
 
 
 @pytest.mark.parametrize(
@@ -188,16 +190,55 @@ def test_resume_of_a_finished_run_changes_nothing(whole: Path, data: Path, tmp_p
     same_run(whole, tmp_path / "copy")
 
 
-def test_resume_with_more_steps_keeps_the_schedule(
+def test_resume_with_more_steps_keeps_a_decay_that_was_set(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run.train(tiny_config(data, tmp_path / "a", steps=6))
-    run.resume(override(RunDir(tmp_path / "a").settings(), steps=12, val={"every": 5}))
+    base = tiny_config(data, tmp_path / "a", schedule={"decay_steps": 6})
+    run.train(replace(base, steps=6))
+    run.resume(override(RunDir(tmp_path / "a").settings(), steps=12))
     assert "steps: 6 -> 12" in capsys.readouterr().err
-    base = tiny_config(data, tmp_path / "b")
-    run.train(replace(base, schedule=replace(base.schedule, decay_steps=6)))
+    run.train(replace(base, output_dir=str(tmp_path / "b")))
     assert series(tmp_path / "a") == series(tmp_path / "b")
     assert RunDir(tmp_path / "a").settings().steps == 12
+
+
+def rates(root: Path) -> list[float]:
+    return [record["lr"] for record in series(root)]
+
+
+def test_resume_with_more_steps_stretches_the_decay_after_a_warm_up(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = tiny_config(data, tmp_path / "a", val={"every": 0})
+    run.train(ended)
+    run.resume(override(RunDir(tmp_path / "a").settings(), steps=24))
+    assert "more than tenfold: 3 steps of warm-up" in capsys.readouterr().err
+    curve = [3e-3 * lr_factor(step, ended.schedule, 24) for step in range(24)]
+    found = rates(tmp_path / "a")
+    assert found[:12] == [3e-3 * lr_factor(step, ended.schedule, 12) for step in range(12)]
+    assert found[12:15] == pytest.approx([curve[12] / 3, curve[13] * 2 / 3, curve[14]])
+    assert found[15:] == pytest.approx(curve[15:])
+    assert min(found[12:]) > 0
+    # A resume without a change goes on to the bit, also behind the second warm-up.
+    tensors = final_tensors(tmp_path / "a")
+    shutil.rmtree(tmp_path / "a")
+    run.train(ended)
+    with resumed.watched(tmp_path / "a", {14: resumed.send(signal.SIGTERM)}):
+        assert run.resume(override(RunDir(tmp_path / "a").settings(), steps=24)) == run.STOPPED
+    assert run.resume(RunDir(tmp_path / "a").settings()) == run.DONE
+    assert rates(tmp_path / "a") == found
+    again = final_tensors(tmp_path / "a")
+    assert all(torch.equal(value, again[name]) for name, value in tensors.items())
+
+
+def test_resume_with_a_few_more_steps_joins_the_stretched_decay_at_once(data: Path, tmp_path: Path) -> None:
+    base = tiny_config(data, tmp_path / "a", steps=20, checkpoint={"every": 8}, val={"every": 0})
+    with resumed.watched(tmp_path / "a", {8: resumed.send(signal.SIGTERM)}):
+        assert run.train(base) == run.STOPPED
+    assert run.resume(override(RunDir(tmp_path / "a").settings(), steps=24)) == run.DONE
+    longer = [3e-3 * lr_factor(step, base.schedule, 24) for step in range(24)]
+    assert rates(tmp_path / "a")[8:] == longer[8:]
+    assert RunDir(tmp_path / "a").settings().schedule.warmup_from == 0
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", "{}"])

@@ -89,7 +89,11 @@ class ScheduleConfig:
     final_lr_ratio: Share = 0.0
     """Learning rate at the end of the decay, as a fraction of the peak."""
     decay_steps: Steps | None = None
-    """Step at which the decay ends; the default is the end of the run. Resuming with more steps keeps this one."""
+    """Step at which the decay ends; the default is the end of the run, also of one that resumes with more steps. A
+    number that was set is kept."""
+    warmup_from: Period = 0
+    """Step at which a second warm-up begins; 0: none. `resume` with more steps sets it where the learning rate would
+    rise more than tenfold at once, as in a run that had ended."""
 
     def warmup(self, steps: int) -> int:
         """Return the steps of the warm-up of a run of this length."""
@@ -289,13 +293,12 @@ class TrainConfig:
         sources = tuple(replace(source, name=name) for source, name in zip(self.data.sources, self.data.names()))
         config = self.with_policy_defaults()
         policy, schedule = config.policy.started(), self.schedule
-        warmup, decay = schedule.warmup(self.steps), schedule.decay_steps or self.steps
         return replace(
             config,
             policy=policy,
             data=replace(config.data, sources=sources),
             lora=self.lora.resolved(policy.lora_targets),
-            schedule=replace(schedule, warmup_steps=warmup, decay_steps=decay),
+            schedule=replace(schedule, warmup_steps=schedule.warmup(self.steps)),
         )
 
     def with_policy_defaults(self) -> "TrainConfig":

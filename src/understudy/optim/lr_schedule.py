@@ -12,7 +12,7 @@ def lr_factor(step: int, schedule: "ScheduleConfig", steps: int) -> float:
 
     Linear warm-up over `schedule.warmup(steps)` steps (factor 1 / warmup at step 0), then a decay from 1 to
     `schedule.final_lr_ratio` along a cosine or a line, constant after its end. With kind "constant" it is 1 after the
-    warm-up.
+    warm-up. From step `schedule.warmup_from` on a second warm-up of the same length leads from 0 to this curve.
 
     Args:
         step: number of steps done.
@@ -21,9 +21,12 @@ def lr_factor(step: int, schedule: "ScheduleConfig", steps: int) -> float:
     """
     if step < (warmup := schedule.warmup(steps)):
         return (step + 1) / warmup
+    rise = 1.0
+    if schedule.warmup_from and step >= schedule.warmup_from and warmup:
+        rise = min(1.0, (step - schedule.warmup_from + 1) / warmup)
     if schedule.kind == "constant":
-        return 1.0
+        return rise
     end = schedule.decay_steps or steps
     done = min(1.0, (step - warmup) / max(1, end - warmup))
     shape = 0.5 * (1 + math.cos(math.pi * done)) if schedule.kind == "cosine" else 1 - done
-    return schedule.final_lr_ratio + (1 - schedule.final_lr_ratio) * shape
+    return rise * (schedule.final_lr_ratio + (1 - schedule.final_lr_ratio) * shape)

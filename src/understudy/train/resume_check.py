@@ -5,6 +5,7 @@ flag. Each setting declares its consequence (`config/on_resume.py`). The lines a
 starts.
 """
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from understudy.config.on_resume import ROUNDING, Fixed, marker
@@ -13,6 +14,9 @@ from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.optim.lr_schedule import lr_factor
 from understudy.records import Record
+
+JUMP = 10.0
+"""Largest factor by which a resumed run may raise the learning rate from one step to the next."""
 
 
 def check_resume(root: object, then: TrainConfig, now: TrainConfig, state: Record | None, present: Record) -> list[str]:
@@ -33,6 +37,7 @@ def check_resume(root: object, then: TrainConfig, now: TrainConfig, state: Recor
         changed = {path: values for path, values in changed.items() if not path.startswith("data.sources")}
         changed["data.sources"] = f"{len(then.data.sources)} sources", f"{len(now.data.sources)} sources"
     changed |= _reordered(then, now)
+    changed.pop("schedule.warmup_from", None)  # part of the line about the learning rate
     refused, lines = [], []
     for path, (old, new) in changed.items():
         mark = marker(now, path)
@@ -92,30 +97,65 @@ def _reordered(then: TrainConfig, now: TrainConfig) -> dict[str, tuple[str, str]
     }
 
 
+def stretch_schedule(then: TrainConfig, now: TrainConfig, done: int) -> TrainConfig:
+    """Return `now` with the learning rate of a longer or shorter run.
+
+    The decay ends where a new run of `now.steps` would end it, unless its end was set by hand. Where the learning rate
+    would rise more than tenfold at once, as in a run that had ended, a second warm-up leads there.
+
+    Args:
+        then: settings of the latest checkpoint.
+        now: settings to resume with.
+        done: steps of the checkpoint.
+    """
+    end = then.schedule.decay_steps
+    if now.steps != then.steps and end is not None and now.schedule.decay_steps == end == _brought_decay(then):
+        now = replace(now, schedule=replace(now.schedule, decay_steps=_brought_decay(now)))
+    is_changed = (now.steps, now.schedule.decay_steps) != (then.steps, end)
+    is_set = now.schedule.warmup_from != then.schedule.warmup_from
+    warmup = now.schedule.warmup(now.steps)
+    if is_changed and not is_set and done > warmup and _lr(now, done) > JUMP * _lr(then, done):
+        now = replace(now, schedule=replace(now.schedule, warmup_from=done))
+    return now
+
+
+def _brought_decay(config: TrainConfig) -> int | None:
+    """End of the decay that the policy brings for a run of this length; None: that of the run."""
+    end: int | None = config.run_defaults().get("schedule", {}).get("decay_steps")
+    return end
+
+
+def _lr(config: TrainConfig, step: int) -> float:
+    return config.optim.lr * lr_factor(step, config.schedule, config.steps)
+
+
 def _describe_learning_rate(then: TrainConfig, now: TrainConfig, done: int) -> list[str]:
     """Describe the learning rate from here on, in figures."""
-
-    def at(config: TrainConfig, step: int) -> float:
-        return config.optim.lr * lr_factor(step, config.schedule, config.steps)
-
+    schedule, warmup = now.schedule, now.schedule.warmup(now.steps)
     lines = []
-    if (old := at(then, done)) != (new := at(now, done)):
-        lines.append(f"learning rate: jumps from {old:.3g} to {new:.3g} at step {done + 1}, onto another curve")
-    if now.schedule.kind == "constant":
-        return [*lines, f"learning rate: {now.optim.lr:g} to the end, step {now.steps}"]
-    warmup, last = now.schedule.warmup(now.steps), at(now, now.steps - 1)
-    if now.steps <= warmup:
-        return [*lines, f"learning rate: rises to {last:.3g} at the end, within the warm-up of {warmup} steps"]
-    end = max(now.schedule.decay_steps or now.steps, warmup + 1)
-    if now.steps > end:
-        rest, final = now.steps - max(end, done), at(now, end)
-        warning = ", which train nothing" if final == 0 else ""
+    old, curve = _lr(then, done), _lr(replace(now, schedule=replace(schedule, warmup_from=0)), done)
+    if schedule.warmup_from == done and done:
         lines.append(
-            f"learning rate: its decay ends at step {end} as before, and stays at {final:g} for the last {rest} steps"
-            f"{warning}; --schedule.decay-steps {now.steps} stretches it"
+            f"learning rate: {curve:.3g} at step {done + 1} in place of {old:.3g}, more than tenfold: {warmup} steps "
+            "of warm-up lead there (schedule.warmup_from)"
+        )
+    elif old != (new := _lr(now, done)):
+        lines.append(f"learning rate: {new:.3g} at step {done + 1} in place of {old:.3g}")
+    last = _lr(now, now.steps - 1)
+    end = max(schedule.decay_steps or now.steps, warmup + 1)
+    if schedule.kind == "constant":
+        rest = f"{now.optim.lr:g} to the end, step {now.steps}"
+    elif now.steps <= warmup:
+        rest = f"rises to {last:.3g} at the end, within the warm-up of {warmup} steps"
+    elif now.steps > end:
+        final = _lr(now, end)
+        warning = ", which train nothing" if final == 0 else ""
+        rest = (
+            f"its decay ends at step {end}, as set, and stays at {final:g} for the last {now.steps - max(end, done)} "
+            f"steps{warning}; --schedule.decay-steps {now.steps} stretches it"
         )
     elif now.steps < end:
-        lines.append(f"learning rate: the run ends at {last:.3g}, before the end of the decay at step {end}")
+        rest = f"the run ends at {last:.3g}, before the end of the decay at step {end}"
     else:
-        lines.append(f"learning rate: its decay ends with the run, at step {end}")
-    return lines
+        rest = f"its decay ends with the run, at step {end}"
+    return [f"{lines[0]}; {rest}" if lines else f"learning rate: {rest}"]

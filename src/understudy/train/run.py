@@ -44,7 +44,7 @@ from understudy.train.data.updates import changed_episodes, current_spec, find_a
 from understudy.train.loop import gather_weights, library_versions, make_pending_validation, run_steps
 from understudy.train.paths import MOVED, resolve_paths, with_local_files, with_root
 from understudy.train.profiling.peak_check import PeakForecast
-from understudy.train.resume_check import check_resume
+from understudy.train.resume_check import check_resume, stretch_schedule
 from understudy.train.run_record import current_order, load_initial_weights, new_run_record
 from understudy.train.startup_summary import describe_trainable, startup_summary
 from understudy.train.state import TrainState, init_train_state
@@ -110,12 +110,12 @@ def resume(config: TrainConfig) -> int:
         ConfigError: these settings would make it a different run, or the dataset changed; lists each difference.
     """
     asked = resolve_paths(with_local_files(without_credentials(config)).with_policy_defaults())
-    config = replace(asked, data=replace(asked.data, update=False))  # an update is of this resume alone
     run = RunDir(Path(config.output_dir))
     run.settings()  # raises where there is no run to lock
 
     def work(mesh: Mesh, stop: Stop) -> int:
-        then, data = _check_changes(run, asked, mesh)
+        stretched, then, data = _check_changes(run, asked, mesh)
+        config = replace(stretched, data=replace(stretched.data, update=False))  # an update is of this resume alone
         with mesh.together():
             validation = open_validation(config, data)
             edited = dump_yaml(run.settings()) != dump_yaml(config)  # also the sequence of a mapping
@@ -129,7 +129,7 @@ def resume(config: TrainConfig) -> int:
                 write_text(run.config, before)  # otherwise every later resume would be refused, too
             raise
 
-    return _start(run, config, work)
+    return _start(run, replace(asked, data=replace(asked.data, update=False)), work)
 
 
 def evaluate_checkpoint(
@@ -243,14 +243,18 @@ def _open_alike(config: TrainConfig, data: RunData, mesh: Mesh) -> RunData:
         return data if entries == data.entries() else open_data(config, entries, False)
 
 
-def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainConfig, RunData]:
-    """Return the settings of the latest checkpoint, and the data; log the changes. Raises as `resume` does."""
+def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainConfig, TrainConfig, RunData]:
+    """Return the settings to resume with, those of the latest checkpoint, and the data; log the changes.
+
+    Raises as `resume` does.
+    """
     with mesh.together():
         record, latest = run.read_record(), checkpoint.find_latest(run.checkpoints)
         saved = checkpoint.read_state(latest) if latest is not None else None
         # config.yaml is not the reference: it may have been edited.
         then = resolve_paths(run.located(read_settings((saved or record)["settings"], latest or run.order)))
         present = {"world": mesh.world_size, "versions": library_versions()}
+        config = stretch_schedule(then, config, saved["step"] if saved else 0)
         lines = check_resume(run.root, replace(then, output_dir=config.output_dir), config, saved, present)
         data = _open_same_data(
             run, record, saved, config, mesh, "restore it, or start a new run with another --output-dir"
@@ -267,7 +271,7 @@ def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainC
         data = _open_alike(config, data, mesh)
     for line in lines if mesh.rank == 0 else ():
         logger.info("resume: %s", line)
-    return then, data
+    return config, then, data
 
 
 def _open_same_data(
