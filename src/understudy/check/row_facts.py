@@ -18,9 +18,9 @@ from understudy.check.column_facts import Column, FrameStride, PairFacts, copy_r
 from understudy.data.check_files import rows_without_files
 from understudy.data.format.catalog import Catalog, catalog_mark, marks
 from understudy.data.format.episode_table import EpisodeTable
-from understudy.data.format.features import INDEX_KEYS, Feature
+from understudy.data.format.features import DEFAULTS, INDEX_KEYS, Feature
 from understudy.data.format.pairing import MIXED, doubtful_places
-from understudy.data.read.rows import is_numeric, to_numpy
+from understudy.data.read.rows import fill_absent, is_numeric, to_numpy
 from understudy.data.selection import motion
 from understudy.data.selection.motion import Speeds, moves, named_motion, rate_dims
 from understudy.errors import DatasetError, SourceError
@@ -109,6 +109,7 @@ class RowFacts:
         orphan_file: first file with orphan rows.
         unreadable: (file number, column or "", error).
         schemas: columns with their types -> files, as far as they are read.
+        absent: (column, table row) -> rows of the episode whose whole number is null or NaN.
         lacking: column -> files without it.
         undeclared: columns that info.json does not declare.
         thresholds: speeds from which on a dimension moves (`IdleCounter.thresholds`), of the first files.
@@ -129,6 +130,7 @@ class RowFacts:
         self.orphan_file = ""
         self.unreadable: list[tuple[int, str, DatasetError]] = []
         self.schemas: dict[tuple[tuple[str, str], ...], list[int]] = {}
+        self.absent: dict[tuple[str, int], int] = {}
         self.lacking: dict[str, list[int]] = {}
         self.undeclared: dict[str, str] = {}
         self.thresholds: tuple[np.ndarray, np.ndarray] | None = None
@@ -146,6 +148,7 @@ class RowFacts:
         self.orphans.update(part.orphans)
         self.orphan_file = self.orphan_file or part.orphan_file
         self.unreadable += part.unreadable
+        self.absent |= {(key, int(rows[row])): count for (key, row), count in part.absent.items()}
         self.undeclared |= part.undeclared
         files_of: list[tuple[dict[Any, list[int]], dict[Any, list[int]]]]
         files_of = [(self.schemas, part.schemas), (self.lacking, part.lacking)]
@@ -297,8 +300,17 @@ def _read_file(
     for key, names in stored.items():
         if not set(names) <= set(schema.names):
             facts.lacking.setdefault(key, []).append(file)
-    columns = _read_columns(catalog, file, table, {key: stored.get(key, [key]) for key in (*INDEX_KEYS, *keys)}, facts)
+    absent: dict[str, np.ndarray] = {}
+    needed = {key: stored.get(key, [key]) for key in (*INDEX_KEYS, *keys)}
+    columns = _read_columns(catalog, file, table, needed, facts, absent)
     starts, is_complete = _find_episodes(catalog, rows, columns, total, path, facts)
+    for key, rows_without in absent.items():
+        for place, (row, start) in enumerate(zip(rows.tolist(), starts.tolist())):
+            inside = rows_without[start : start + int(catalog.episodes.lengths[row])]
+            inside = rows_without if key == "episode_index" and not is_complete[place] else inside
+            if inside.any():
+                facts.absent[key, row] = int(inside.sum())
+                is_complete[place] = False
     good = np.flatnonzero(is_complete & (catalog.episodes.lengths[rows] > 0))
     good = good[np.argsort(starts[good], kind="stable")]
     if len(good):
@@ -319,16 +331,28 @@ def _read_file(
 
 
 def _read_columns(
-    catalog: Catalog, file: int, table: pa.Table, stored: dict[str, list[str]], facts: RowFacts
+    catalog: Catalog,
+    file: int,
+    table: pa.Table,
+    stored: dict[str, list[str]],
+    facts: RowFacts,
+    absent: dict[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Return the columns of a file, key -> numbers (rows, ...), that are there and can be read."""
+    """Return the columns of a file, key -> numbers (rows, ...), that are there and can be read.
+
+    Rows without a whole number go into `absent`, by column.
+    """
     columns: dict[str, np.ndarray] = {}
     where = catalog.files.where(catalog.data_path(int(np.flatnonzero(catalog.episodes.data_file == file)[0])))
     for key, names in stored.items():
         if set(names) <= set(table.column_names):
             try:
                 parts = catalog.joined.get(key, (catalog.features.get(key),))
-                arrays = [_column(table.column(name), part, where, key) for name, part in zip(names, parts)]
+                arrays = []
+                for name, part in zip(names, parts):
+                    column, rows_without = fill_absent(table.column(name), part or DEFAULTS.get(key))
+                    arrays.append(_column(column, part, where, key))
+                    absent |= {key: rows_without} if rows_without is not None else {}
                 if len(arrays) > 1:
                     arrays = [np.concatenate([array.reshape(len(array), -1) for array in arrays], 1)]
                 columns[key] = arrays[0]

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
@@ -30,6 +30,7 @@ from understudy.storage.dataset_version import (
     publication_name,
     publication_of,
 )
+from understudy.storage.parquet_faults import RESTORE, check_values, explain_parquet_error
 
 if TYPE_CHECKING:  # not imported for local roots
     from understudy.storage.remote_options import RemoteOptions
@@ -37,7 +38,6 @@ if TYPE_CHECKING:  # not imported for local roots
 
 _BUFFER = 1 << 16  # bytes per read; a smaller remote file is fetched completely when it is opened
 _ROWS_AT_ONCE = 1024  # rows of a parquet file
-_RESTORE = "restore the file or download the dataset again"
 _ALLOW = "change its owner or mode"
 _LFS, _MAX_POINTER = b"version https://git-lfs", 1024  # start of a pointer, and its largest size in bytes
 
@@ -169,19 +169,19 @@ class Files:
         try:
             if os.path.exists(place) and not os.path.isfile(place) and not os.path.isdir(place):
                 raise DatasetError(
-                    "neither a file nor a folder", where=where, fix=_RESTORE
+                    "neither a file nor a folder", where=where, fix=RESTORE
                 )  # opening a pipe would block
             file = open(place, "rb")  # noqa: SIM115  # the caller closes it
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise MissingFileError("this file is not there", where=where, fix=_RESTORE) from error
+            raise MissingFileError("this file is not there", where=where, fix=RESTORE) from error
         except IsADirectoryError as error:
-            raise DatasetError("this is a folder, not a file", where=where, fix=_RESTORE) from error
+            raise DatasetError("this is a folder, not a file", where=where, fix=RESTORE) from error
         except PermissionError as error:
             raise DatasetError("no permission to read it", where=where, fix=_ALLOW) from error
         except DatasetError:
             raise
         except Exception as error:
-            raise DatasetError(f"cannot be opened: {summarize(error)}", where=where, fix=_RESTORE) from error
+            raise DatasetError(f"cannot be opened: {summarize(error)}", where=where, fix=RESTORE) from error
         try:
             self._confirm(path)
         except BaseException:
@@ -239,7 +239,7 @@ class Files:
 
     def read(self, path: str) -> bytes:
         """Return the content of a small file."""
-        with as_dataset_error(self.where(path), "cannot be read", _RESTORE), self.open(path) as handle:
+        with as_dataset_error(self.where(path), "cannot be read", RESTORE), self.open(path) as handle:
             data = handle.read()
         if data.startswith(_LFS):
             self.check_not_pointer(path)
@@ -314,7 +314,7 @@ class Files:
         Raises:
             DatasetError: Any error inside the block.
         """
-        with as_dataset_error(self.where(path), "not a readable parquet file", _RESTORE), self.open(path) as handle:
+        with self._explained(path), self.open(path) as handle:
             try:
                 # A local file is read as it is decoded; of one on a server whole columns are fetched at once.
                 local: dict[str, Any] = {"pre_buffer": False, "buffer_size": _BUFFER} if self.is_local else {}
@@ -340,8 +340,26 @@ class Files:
             parts = list(file.iter_batches(_ROWS_AT_ONCE, list(groups), present, use_threads=False))
             schema = parts[0].schema if parts else pa.schema([file.schema_arrow.field(name) for name in present])
             table = pa.Table.from_batches(parts, schema).select(present)
-            table.validate(full=True)  # offsets and text; no later code checks them
+            check_values(table, self.where(path))
             return table
+
+    @contextmanager
+    def _explained(self, path: str) -> Iterator[None]:
+        """Turn any error inside the block into a DatasetError that names its cause."""
+        try:
+            yield
+        except DatasetError:
+            raise
+        except Exception as error:
+            source = None
+            with suppress(DatasetError):
+                source = self.source(path)
+            try:
+                explained = explain_parquet_error(error, source, self.where(path))
+            finally:
+                if source is not None:
+                    source.close()
+            raise explained from error
 
 
 @contextmanager

@@ -70,6 +70,7 @@ def check_rows(catalog: Catalog, facts: RowFacts) -> Findings:
     yield from _unreadable(catalog, facts)
     lengths = catalog.episodes.lengths
     has_rows = facts.is_known(facts.found) & (lengths > 0)
+    has_rows[[row for key, row in facts.absent if key == "episode_index"]] = False  # the cause is in `_unreadable`
     short = np.flatnonzero(has_rows & (facts.found != lengths) & ~facts.is_split & ~facts.is_doubtful)
     for row in short[:20].tolist():
         count, length = int(facts.found[row]), int(lengths[row])
@@ -105,6 +106,12 @@ def _unreadable(catalog: Catalog, facts: RowFacts) -> Findings:
         rows = np.flatnonzero((table.data_file == file) & (table.lengths > 0))
         place = Place.from_rows(catalog, rows, column, file=catalog.data_path(int(rows[0])))
         yield Finding("files.unreadable", "error", error.what, place, fix=error.fix or restore(place.file))
+    for key in dict.fromkeys(key for key, _ in facts.absent):
+        rows = np.array(sorted(row for other, row in facts.absent if other == key))
+        count = sum(facts.absent[key, row] for row in rows.tolist())
+        place = Place.from_rows(catalog, rows, key, file=catalog.data_path(int(rows[0])))
+        message = f"null or NaN in {plural(count, 'row')}, where a whole number is declared"
+        yield Finding("files.unreadable", "error", message, place, count, 0, drop(place.episodes))
     for key, files in facts.lacking.items():
         rows = np.flatnonzero(np.isin(table.data_file, files) & (table.lengths > 0))
         message = f"the column is declared in info.json and absent in {plural(len(files), 'file')}"

@@ -319,7 +319,10 @@ def find_missing(files: Files, table: EpisodeTable, cameras: Iterable[str]) -> l
             if path is None:
                 return None
             paths[file] = path
-        bad = {_MISSING: [file for file, path in paths.items() if not path], _LFS: _find_pointers(files, paths)}
+        lost = [file for file, path in paths.items() if not path and places.number[file] >= 0]
+        bad = {_MISSING: lost, _LFS: _find_pointers(files, paths)}
+        if kind == "data":  # files of the number -1: meta/ names none
+            unnamed = np.flatnonzero((table.lengths > 0) & (places.number[np.maximum(file_of, 0)] < 0))
         for why, numbers in bad.items():
             if not numbers:
                 continue
@@ -331,7 +334,8 @@ def find_missing(files: Files, table: EpisodeTable, cameras: Iterable[str]) -> l
             line += f": run `git lfs pull` in {files.root}" * (why == _LFS)
             missing.append(MissingFiles(kind, line, rows))
         if len(unnamed):
-            line = f"{kind}: {plural(len(unnamed), 'episode names', 'episodes name')} no video, first "
+            what = "no data file" if kind == "data" else "no video"
+            line = f"{kind}: {plural(len(unnamed), 'episode names', 'episodes name')} {what}, first "
             line += str(int(table.ids[unnamed[0]]))
             missing.append(MissingFiles(kind, line, unnamed))
     return missing

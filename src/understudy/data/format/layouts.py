@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos, starts_within
 from understudy.data.format.features import Feature
-from understudy.data.format.meta_files import integer_column, read_columns, template_or_default
+from understudy.data.format.meta_files import integer_column, read_columns, template_or_default, whole_numbers
 from understudy.errors import DatasetError, EmptyDatasetError
 from understudy.plural import plural
 from understudy.storage.dataset_root import Files
@@ -88,8 +88,14 @@ def _read_packed_tasks(files: Files, oddities: list[str]) -> dict[int, str]:
     name = next((n for n in ("task", "__index_level_0__") if n in texts), texts[0] if len(texts) == 1 else None)
     if name is None:
         raise DatasetError(f"no text column among {table.column_names}", where=where, fix="name the task texts 'task'")
-    if "task_index" in table.column_names and pa.types.is_integer(table.schema.field("task_index").type):
-        indices = integer_column(table, "task_index", where)
+    kind = table.schema.field("task_index").type if "task_index" in table.column_names else pa.null()
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        numbers = whole_numbers(table.column("task_index"), "task_index", where)
+        if numbers.null_count:
+            lost = table.column(name).filter(numbers.is_null()).to_pylist()
+            oddities.append(f"{_TASKS}: {plural(len(lost), 'task has', 'tasks have')} no task_index, first {lost[0]!r}")
+            table = table.filter(numbers.is_valid())
+        indices = numbers.drop_null().to_numpy()
     else:
         oddities.append(f"{_TASKS} has no integer task_index; its rows were numbered in order")
         indices = np.arange(len(table), dtype=np.int64)
@@ -154,13 +160,12 @@ def read_episodes(
             lists_places = True
     if layout.is_packed:
         chunk, number = _file_numbers(table, "data", where)
-        if (number < 0).any():
-            problem = f"episode {int(ids[number < 0][0])} names no data file"
-            raise DatasetError(problem, where=where, fix="restore meta/episodes")
+        if (number < 0).all():
+            raise DatasetError("no episode names a data file", where=where, fix="restore meta/episodes")
     else:
         chunk, number = ids // _chunk_size(info, oddities), ids
     template = template_or_default(info.get("data_path"), layout.fields, layout.data_path, oddities, "data_path")
-    data, data_file = _file_table(template, chunk, number)
+    data, data_file = _file_table(template, chunk, number, unnamed=True)
     videos: dict[str, Videos] = {}
     if cameras:
         fields = layout.fields | {"video_key"}
@@ -283,11 +288,16 @@ def _read_packed(files: Files, cameras: list[str]) -> pa.Table:
     for path in episode_files(files):
         table = files.table(path, list(kinds))
         for column, field in enumerate(table.schema):
+            kind = kinds[field.name]
+            values = table.column(column)
             try:
-                table = table.set_column(column, field.name, table.column(column).cast(kinds[field.name]))
+                if kind == pa.int64():
+                    values = whole_numbers(values, field.name, files.where(path))
+                table = table.set_column(column, field.name, values.cast(kind))
             except pa.ArrowException as error:
-                problem = f"column {field.name!r} is {field.type}, not {kinds[field.name]}"
-                raise DatasetError(problem, where=files.where(path), fix="restore this file") from error
+                problem = f"column {field.name!r} is {field.type}, not {kind}"
+                fix = f"write the column as {kind}"
+                raise DatasetError(problem, where=files.where(path), fix=fix) from error
         tables.append(table)
     if not tables:
         fix = "copy it from the source of the dataset: it gives the place of each episode"
@@ -310,9 +320,14 @@ def _file_numbers(table: pa.Table, name: str, where: str) -> tuple[np.ndarray, n
     return np.where(absent, -1, chunk), np.where(absent, -1, number)
 
 
-def _file_table(template: str, chunk: np.ndarray, number: np.ndarray, key: str = "") -> tuple[FileTable, np.ndarray]:
-    """Build the table of distinct files, and the file of each episode: int32 (N,), -1 for none."""
-    present = number >= 0
+def _file_table(
+    template: str, chunk: np.ndarray, number: np.ndarray, key: str = "", unnamed: bool = False
+) -> tuple[FileTable, np.ndarray]:
+    """Build the table of distinct files, and the file of each episode: int32 (N,), -1 for none.
+
+    With `unnamed`, the episodes that name none have a file of the number -1, which is not there.
+    """
+    present = (number >= 0) | unnamed
     listed = np.stack([chunk[present], number[present]], 1)
     begins = np.append(True, (listed[1:] != listed[:-1]).any(axis=1))[: len(listed)]  # episodes of a file are neighbors
     pairs, of_run = np.unique(listed[begins], axis=0, return_inverse=True)

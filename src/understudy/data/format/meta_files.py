@@ -7,6 +7,7 @@ template is not a general format string: it may hold plain names, `{field}` and
 
 import json
 import logging
+import math
 import re
 from collections.abc import Collection
 from string import Formatter
@@ -91,12 +92,35 @@ def _coerce(value: Any, kind: pa.DataType) -> Any:
         value.encode()  # raises for a lone surrogate
         return value
     if kind == pa.int64():
+        if type(value) is float and math.isnan(value):
+            return None  # as pandas writes an absent number
         if type(value) is float and value == int(value):
             value = int(value)
         if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
             raise ValueError
         return value
     return [_coerce(item, kind.value_type) for item in (value if isinstance(value, list) else [value])]
+
+
+def whole_numbers(column: pa.ChunkedArray, name: str, where: str) -> pa.ChunkedArray:
+    """Convert a column to int64; NaN, with which pandas marks an absent number, becomes null.
+
+    Raises:
+        DatasetError: a value is no whole number, or the column holds none at all.
+    """
+    fix = f"write {name!r} as whole numbers"
+    if pa.types.is_floating(column.type):
+        numbers = column.cast(pa.float64()).fill_null(np.nan).to_numpy()
+        finite = np.isfinite(numbers)
+        odd = ~np.isnan(numbers) & (~finite | (np.floor(np.where(finite, numbers, 0)) != np.where(finite, numbers, 0)))
+        if odd.any():
+            entry = int(odd.argmax())
+            raise DatasetError(f"entry {entry + 1}: {name!r} is {numbers[entry]:g}", where=where, fix=fix)
+        column = pa.chunked_array([pa.array(numbers, from_pandas=True)], pa.float64())
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowException as error:
+        raise DatasetError(f"column {name!r} is {column.type}, not whole numbers", where=where, fix=fix) from error
 
 
 def integer_column(table: pa.Table, name: str, where: str, *, default: int | None = None) -> np.ndarray:

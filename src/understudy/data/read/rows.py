@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import DEFAULTS, INDEX_KEYS, Feature
@@ -63,6 +64,24 @@ def to_numpy(column: pa.ChunkedArray, feature: Feature | None, where: str, key: 
         problem = f"column {key!r} holds values of shape {stored}, info.json declares {feature.shape}"
         raise DatasetError(problem, where=where, fix="correct the shape in info.json")
     return _cast(values, np.dtype(feature.dtype), where, key).reshape(rows, *shape)
+
+
+def fill_absent(column: pa.ChunkedArray, feature: Feature | None) -> tuple[pa.ChunkedArray, np.ndarray | None]:
+    """Fill absent whole numbers, null or NaN as pandas writes them, so that only their episodes are unusable.
+
+    Returns:
+        The column with -1 or 0 in their place, and which rows lack one, bool (n,); (`column`, None) where none does.
+    """
+    kind = column.type
+    is_number = pa.types.is_floating(kind) or pa.types.is_integer(kind)
+    if feature is None or feature.is_text or not is_number or np.dtype(feature.dtype).kind not in "iu":
+        return column, None
+    absent = np.asarray(pc.is_null(column, nan_is_null=True).to_numpy())
+    if not absent.any():
+        return column, None
+    filler = -1 if np.dtype(feature.dtype).kind == "i" and not pa.types.is_unsigned_integer(kind) else 0
+    values = pc.if_else(pa.array(absent), pa.scalar(filler, kind), column)
+    return values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values]), absent
 
 
 def _without_ones(shape: tuple[int, ...]) -> list[int]:
@@ -286,6 +305,9 @@ class Rows(ProcessLocal):
         ids = catalog.episodes.ids[rows].tolist()
         episodes = f"episode {ids[0]}" if len(ids) == 1 else f"episodes {ids[0]} to {ids[-1]}"
         where = f"{catalog.files.where(path)} ({episodes})"
+        if catalog.episodes.data.number[file] < 0:
+            problem = f"episode {ids[0]} names no data file"
+            raise DatasetError(problem, where=catalog.root, fix="restore meta/episodes, or leave the episode out")
         stored: dict[str, list[str]] = {
             key: [part.key for part in catalog.joined.get(key, ())] or [catalog.stored_names.get(key, key)]
             for key in dict.fromkeys([*self.keys, *INDEX_KEYS])
@@ -297,6 +319,7 @@ class Rows(ProcessLocal):
             except MissingFileError as error:
                 raise catalog.explain_missing(error, first) from error
         columns: dict[str, Column] = {}
+        absent: dict[str, np.ndarray] = {}  # column of whole numbers -> rows without one
         lacking: list[str] = []
         for key, names in stored.items():
             missing = [name for name in names if name not in table.column_names]
@@ -306,14 +329,17 @@ class Rows(ProcessLocal):
                 arrays = [np.asarray(self._column(table.column(part.key), part.key, part, where)) for part in parts]
                 columns[key] = np.concatenate([array.reshape(len(table), -1) for array in arrays], axis=1)
             else:
-                columns[key] = self._column(table.column(names[0]), key, self.catalog.features.get(key), where)
+                feature = self.catalog.features.get(key)
+                column, rows_without = fill_absent(table.column(names[0]), feature or DEFAULTS.get(key))
+                columns[key] = self._column(column, key, feature, where)
+                absent |= {key: rows_without} if rows_without is not None else {}
         if lacking:
             fix = "restore the file, or leave the key out with keys=[...]"
             raise DatasetError(f"there is no column {lacking[0]!r}", where=where, fix=fix)
         runs = self._find_runs(rows, columns.get("episode_index"), len(table), where)
         doubtful = self._find_doubtful(rows, runs, columns, len(table), where)
         start, bad = self._index_rows(rows, runs, columns, len(table), where)
-        bad |= doubtful
+        bad |= doubtful | self._find_absent(rows, start, bad, absent)
         return _DataFile(columns, rows, start, bad, sum(int(column.nbytes) for column in columns.values()))
 
     def _column(self, column: pa.ChunkedArray, key: str, feature: Feature | None, where: str) -> Column:
@@ -393,6 +419,23 @@ class Rows(ProcessLocal):
         for reason in doubtful.values():
             self.note(f"{where}: {reason}; {decides}")
         return {}
+
+    def _find_absent(
+        self, rows: np.ndarray, start: np.ndarray, bad: Mapping[int, _Bad], absent: Mapping[str, np.ndarray]
+    ) -> dict[int, _Bad]:
+        """Find the episodes of a file that lack whole numbers: table row -> reason."""
+        lacking: dict[int, _Bad] = {}
+        for key, rows_without in absent.items():
+            for row, first in zip(rows.tolist(), start.tolist()):
+                length = int(self.catalog.episodes.lengths[row])
+                inside = rows_without[first : first + length]
+                # Rows without an episode's id are in none: any episode of the file may have lost them.
+                inside = rows_without if key == "episode_index" and row in bad else inside
+                if inside.any():
+                    count, place = int(inside.sum()), int(inside.argmax())
+                    reason = f"column {key!r} is null or NaN in {plural(count, 'row')}, first {place}"
+                    lacking.setdefault(row, _Bad(reason, f"write {key!r} there, or leave the episode out"))
+        return lacking
 
     def _index_rows(
         self,
