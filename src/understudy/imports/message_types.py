@@ -68,6 +68,8 @@ class MessageTypes:
             store.register(_parse(topic))
             if topic.kind not in store.fielddefs:
                 raise ValueError(f"it defines {', '.join(store.fielddefs) or 'nothing'}")
+            if missing := _missing(store.fielddefs, topic.kind):
+                raise ValueError(f"it does not define {', '.join(sorted(missing))}")
             if topic.digest:
                 digest = store.generate_msgdef(topic.kind)[1] if self._is_ros1 else store.hash_rihs01(topic.kind)
                 if digest != topic.digest:
@@ -93,6 +95,25 @@ def _parse(topic: Topic) -> dict[str, Any]:
     for part in text.split(f"{_SEPARATOR}\n")[1:]:
         types.update(get_types_from_idl(part.partition("\n")[2]))
     return types
+
+
+def _missing(definitions: Any, kind: str) -> set[str]:
+    """Return the types that a type needs, and that are not defined."""
+    seen, left = set[str](), [kind]
+    while left:
+        name = left.pop()
+        if name not in seen:
+            seen.add(name)
+            left += [of for _, field in definitions.get(name, ((), ()))[1] for of in _names(field)]
+    return seen - definitions.keys()
+
+
+def _names(field: Any) -> list[str]:
+    """Return the names of types in a field: NAME is a type, arrays and sequences are of a field."""
+    node, content = field
+    if node.name == "NAME":
+        return [content]
+    return _names(content[0]) if node.name in ("ARRAY", "SEQUENCE") else []
 
 
 def clean(definition: str) -> str:
