@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass
 from functools import cache
 
+from understudy.booleans import is_boolean
 from understudy.errors import ConfigError
 
 _DIVIDERS = {
@@ -77,6 +78,8 @@ def find_rank(rank: int | None = None, world_size: int | None = None) -> Process
         ConfigError: one without the other; values of the environment that are no rank; a group of one process where
             the environment names several.
     """
+    if is_boolean(rank) or is_boolean(world_size):
+        raise ConfigError(f"rank {rank} with world_size {world_size}: give whole numbers")
     if rank is not None and world_size is not None:
         return ProcessRank(rank, world_size, True)
     if rank is not None or world_size is not None:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.refusals import refused
-from understudy.config.schema import complete, differences, dump_yaml, load, plain, read_file, validate
+from understudy.config.files import read_file
+from understudy.config.schema import complete, differences, dump_yaml, load, plain, validate
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.imports.settings import ImportMapping

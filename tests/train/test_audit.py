@@ -151,9 +151,11 @@ def test_account_of_a_file_up_to_a_step_is_that_of_its_first_rows(
     assert result["validation"]["first"]["step"] == 0
     assert result["sources"][""] == {"episodes": 1, "frames": 4, "seen": 2, "samples": 5}  # frames of validation: apart
     assert result["checkpoint"] == 2
-    named = audit_file(tmp_path / "order.parquet", 2, ["1-4", "7", "4-3"], ["2", "8-9"])[0]
-    assert (named["validation"]["unknown"], named["without"]["unknown"]) == (["2 of 1-4", "7", "4-3"], ["8-9"])
+    named = audit_file(tmp_path / "order.parquet", 2, ["1-4", "7"], ["2", "8-9"])[0]
+    assert (named["validation"]["unknown"], named["without"]["unknown"]) == (["2 of 1-4", "7"], ["8-9"])
     assert all(ids in audit_text(named) and ids in audit_page(named) for ids in ("2 of 1-4", "8-9"))
+    with refused("4-3", kind=ConfigError):
+        audit_file(tmp_path / "order.parquet", 2, ["4-3"], ())
     for step in (0, 4):  # none, and one that the file does not reach
         with refused(step, kind=ConfigError):
             audit_file(tmp_path / "order.parquet", step, (), ())

@@ -9,8 +9,9 @@ from typing import Any
 
 from understudy.cli.help_texts import EXAMPLES, GENERAL, LAUNCH, MOST_USED, POSITIONAL
 from understudy.config import help
+from understudy.config.files import SUFFIXES, read_file
 from understudy.config.flags import chosen_type, list_settings, read_flags, trust_named_code
-from understudy.config.schema import SUFFIXES, complete, plain, read_file
+from understudy.config.schema import complete, plain
 from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError
 

@@ -1,6 +1,8 @@
 """Settings: dataclasses, files and checks. No torch.
 
-schema       read, check, compare and write settings
+files        read a settings file
+schema       check, compare and write settings
+values       values that a conversion would take for something else; ranges of episodes
 declare      bounds and command-line markers of settings
 on_resume    consequence of changing a setting on resume, declared next to it
 help         flags, meanings, placeholders and rules of settings as text

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 from understudy.bytesize import parse_bytes
-from understudy.config.declare import Fraction, Interval, Natural, Scale, Share
+from understudy.config.declare import Fraction, Ids, Interval, Natural, Scale, Share
 from understudy.config.on_resume import (
     COMPUTED,
     NO_EFFECT,
@@ -55,15 +55,15 @@ class NamedData:
 class SelectionConfig:
     """Selection of a dataset's frames, and their weights; `understudy select` saves one as a view."""
 
-    episodes: tuple[Natural, ...] = ()
-    """Ids of the episodes to use; the default is all."""
-    exclude_episodes: tuple[int, ...] = ()
+    episodes: Ids = ()
+    """Ids of the episodes to use, and ranges of them, as in `0-7 12`; the default is all."""
+    exclude_episodes: Ids = ()
     """Ids of episodes to use neither for training nor for validation: faulty ones, for example (see `check`)."""
     where: Annotated[str, SAME_FRAMES] = ""
     """Condition on episodes, as in `success`, `success and quality >= 3` or `"cup" in task`: use only those for which
     it holds, in training and validation. Names are those of the metadata, and `episode`, `length` (frames), `seconds`,
     `task`, `tasks`. Operators are `and`, `or`, `not`, `in` and comparisons (docs/datasets.md)."""
-    val_episodes: tuple[Natural, ...] = ()
+    val_episodes: Ids = ()
     """Ids of the validation episodes, instead of the share `val_fraction`."""
     drop_n_first_frames: Natural = 0
     """Frames at the beginning of each episode that are not samples (windows still contain them)."""
@@ -101,7 +101,7 @@ class DatasetConfig(SelectionConfig, NamedData):
     response: str = ""
     """Text that the policy learns to answer with before it acts: a text column (a subtask), `COLUMN:STYLE` of a
     language column, or `task`. In a mixture, the other sources have none. Only with `policy.response_tokens`."""
-    delta_action_dims: Annotated[tuple[Natural, ...], NORMALIZATION] = ()
+    delta_action_dims: Annotated[Ids, NORMALIZATION] = ()
     """Indices (from 0) of action dimensions that are learned as differences from the same dimension of the current
     state (joints, for example, but not the gripper)."""
     stats: Annotated[str, NORMALIZATION] = ""

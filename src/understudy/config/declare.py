@@ -15,9 +15,11 @@ Positional = Annotated[T, POSITIONAL]
 CODE = "code"
 """Marker of a setting that names code, `FILE.py:NAME`."""
 Code = Annotated[T, CODE]
-
+IDS = "ids"
+"""Marker of a list of ids or indices, which takes ranges (`0-7`), and each number once."""
 
 Natural = Annotated[int, Ge(0)]
+Ids = Annotated[tuple[Natural, ...], IDS]
 Count = Annotated[int, Ge(1)]
 Steps = Annotated[int, Interval(ge=1, le=10**12)]
 Period = Annotated[int, Interval(ge=0, le=10**12)]

@@ -16,9 +16,10 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from understudy.config.declare import CODE, POSITIONAL
+from understudy.config.files import SUFFIXES
 from understudy.config.foreign import FOREIGN, equivalent
 from understudy.config.help import flag_of, item_class, members, negation_of, takes_many
-from understudy.config.schema import SUFFIXES, validate, validate_new
+from understudy.config.schema import validate, validate_new
 from understudy.errors import ConfigError
 from understudy.policies.own_code.types import is_code, name_by_hand, pin
 from understudy.policies.registry import BUILT_IN, PolicySettings, policy_type

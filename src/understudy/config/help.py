@@ -180,18 +180,21 @@ def expected(kind: Any, name: str = "") -> str:
 
     Args:
         kind: the type.
-        name: its setting or flag, for an example.
+        name: its setting or flag, for an example; a flag takes words, and a file lists and mappings.
     """
     rules = []
+    flag = name.startswith("--")
     for member in members(kind):
         origin, inside = get_origin(member), get_args(member)
         if origin is tuple:
             number = "" if Ellipsis in inside else f"{len(inside)} values, each "
-            rules.append(f"{number}{expected(inside[0])}")
-        elif origin is dict:
+            listed = f"a list of {number}" if number else "a list, each item "
+            rules.append(f"{number if flag else listed}{expected(inside[0])}")
+        elif origin in (dict, Mapping):
             first, last = (choices(inside[0]) or ("NAME",))[0], (choices(inside[0]) or ("OTHER",))[-1]
-            pairs, example = ("weights", "0.5") if inside[1] is float else ("pairs", "TEXT")
-            rules.append(f"{pairs} as in `{name} {first} {example} {last} {example}`")
+            kinds, example = ("weights", "0.5") if inside[1] is float else ("pairs", "TEXT")
+            pairs = f"{kinds} as in `{name} {first} {example} {last} {example}`"
+            rules.append(pairs if flag else f"{kinds} as in `{{{first}: {example}, {last}: {example}}}`")
         elif origin is Literal:
             rules.append(("one of " if len(choices(member)) > 1 else "") + ", ".join(map(repr, choices(member))))
         else:

@@ -6,92 +6,22 @@ at once, by dotted path or flag. The settings themselves are in `train.py` and n
 
 import difflib
 import json
-import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from understudy.config.files import read_file
 from understudy.config.foreign import equivalent
 from understudy.config.help import OTHER_TYPE, expected, flag_of, item_class, members, nearest_choice
+from understudy.config.values import Misfit, find_misfits, selected, with_ids
 from understudy.credentials import remember_credentials
 from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
 from understudy.records import Record
 
 T = TypeVar("T")
-
-SUFFIXES = (".yaml", ".yml", ".toml", ".json")
-"""Suffixes of settings files."""
-
-
-def read_file(path: str | Path) -> dict[str, Any]:
-    """Read the mapping in a settings file (`SUFFIXES`), unchecked.
-
-    Raises:
-        ConfigError: the file cannot be read or parsed, or does not hold a mapping.
-    """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{path}: cannot be read: {reason}") from error
-    if path.suffix == ".toml":
-        try:
-            return tomllib.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    if path.suffix == ".json":
-        return _as_mapping(path, _parse_json(path, text))
-    with optional_imports():
-        import yaml
-
-    try:
-        content = yaml.load(text, _unique_loader())
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a number of 5,000 digits; thousands of brackets
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    return _as_mapping(path, content)
-
-
-def _parse_json(path: Path, text: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from error
-
-
-def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Return a mapping. Raises ValueError: a key is there twice, as in a file that two editors merged."""
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice} is set {names.count(twice)} times; keep one of them")
-    return mapping
-
-
-@cache
-def _unique_loader() -> Any:
-    """Return yaml's safe loader, which also refuses a repeated key; a key beside a merge (`<<`) is none."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        def compose_mapping_node(self, anchor: Any) -> Any:
-            node = super().compose_mapping_node(anchor)
-            _unique([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
-            return node
-
-    return Loader
-
-
-def _as_mapping(path: Path, content: Any) -> dict[str, Any]:
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: holds a {type(content).__name__}, expected `name: value` lines")
-    return content
 
 
 def validate(
@@ -123,12 +53,17 @@ def validate(
 
     content = _joined(cls, brought or {}, content)
     content = {**content, **{name: None for name in getattr(cls, "UNCAPPED", ()) if str(content.get(name)) == "-1"}}
+    content, misfits = with_ids(cls, content)
+    misfits += find_misfits(cls, content)
     lines = [*_unknown_names(cls, content), *_unwritable(content)]
+    for misfit in misfits:
+        label = _label(misfit.path, flags)
+        lines.append(f"{label}: {misfit.rule or _other_type(misfit.kind, label, misfit.value)}")
     try:
         kind: Any = cls
         config: T = _adapter(kind).validate_python(content)
     except ValidationError as error:
-        lines += _describe_errors(cls, content, error.errors(), flags)
+        lines += _describe_errors(cls, content, error.errors(), flags, misfits)
     if lines and flags:
         raise ConfigError("; ".join(lines))
     if lines:
@@ -244,6 +179,8 @@ def plain(config: Any) -> dict[str, Any]:
             return {key: simple(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [simple(item) for item in value]
+        if type(value).__module__ == "numpy" and getattr(value, "ndim", 0) == 0:
+            return value.item()
         return str(value) if isinstance(value, Path) else value
 
     return {key: simple(value) for key, value in asdict(config).items()}
@@ -274,8 +211,17 @@ def _as_error(lines: list[str], where: object) -> ConfigError:
     return ConfigError(f"{head}{len(lines)} settings cannot be used\n" + "\n".join(f"  {line}" for line in lines))
 
 
-def _describe_errors(cls: type, content: Record, errors: Iterable[Any], flags: Collection[str]) -> list[str]:
-    """One line for each wrong setting: path or flag, rule, and the value if it is a plain one."""
+def _label(path: Sequence[str], flags: Collection[str]) -> str:
+    """Return the flag of a setting, or of the list that it is in, and else its dotted path."""
+    whole = ".".join(path)
+    flag = next((dotted for end in (len(path), len(path) - 1) if (dotted := ".".join(path[:end])) in flags), None)
+    return whole if flag is None else flag_of(flag)
+
+
+def _describe_errors(
+    cls: type, content: Record, errors: Iterable[Any], flags: Collection[str], named: Iterable[Misfit]
+) -> list[str]:
+    """One line for each wrong setting that is not `named`: path or flag, rule, and the value if it is a plain one."""
     reports: dict[tuple[str, ...], list[Any]] = {}
     kinds: dict[tuple[str, ...], Any] = {}
     for error in errors:
@@ -284,22 +230,34 @@ def _describe_errors(cls: type, content: Record, errors: Iterable[Any], flags: C
         kinds[path] = kind
     lines = []
     for path, group in reports.items():
-        dotted = ".".join(path)
-        label = flag_of(dotted) if dotted in flags else dotted
+        if any(misfit.path[: len(path)] == path for misfit in named):
+            continue
+        label = _label(path, flags)
         of_rule = [error for error in group if error["type"] not in OTHER_TYPE]
         error = (of_rule or group)[0]
         shown = error["input"] if isinstance(error["input"], str | int | float) else None
+        given = str(shown).lower() if isinstance(shown, bool) else shown
         if of_rule:
             rule = f"{error['msg'][:1].lower()}{error['msg'][1:]}"
-            lines.append(f"{label}: {rule}" + (f", not {shown}" if shown is not None else ""))
+            lines.append(f"{label}: {rule}" + (f", not {given}" if shown is not None else ""))
         else:
-            near = nearest_choice(kinds[path], shown)
-            lines.append(
-                f"{label}: must be {expected(kinds[path], label)}"
-                + (f", not {shown!r}" if shown is not None else "")
-                + (f"; did you mean {near}?" if near else "")
-            )
+            alone = _as_list(kinds[path], error, shown)
+            lines.append(f"{label}: {_other_type(kinds[path], label, shown)}{alone}")
     return lines
+
+
+def _other_type(kind: Any, label: str, value: Any) -> str:
+    """Describe a value of another type than its setting; None is one that is not shown."""
+    shown = str(value).lower() if isinstance(value, bool) else repr(value)
+    near = nearest_choice(kind, value)
+    given = f", not {shown}" if value is not None else ""
+    return f"must be {expected(kind, label)}{given}" + (f"; did you mean {near}?" if near else "")
+
+
+def _as_list(kind: Any, error: Any, shown: Any) -> str:
+    """Return the remedy for a value alone where a list of such is needed, else ""."""
+    alone = error["type"] == "tuple_type" and shown is not None and any(Ellipsis in get_args(k) for k in members(kind))
+    return f"; give [{json.dumps(shown)}]" if alone else ""
 
 
 def _setting_at(cls: type, content: Any, place: Sequence[Any]) -> tuple[tuple[str, ...], Any]:
@@ -307,7 +265,7 @@ def _setting_at(cls: type, content: Any, place: Sequence[Any]) -> tuple[tuple[st
     path, kind = list[str](), cls
     for part in place:
         if isinstance(kind, type) and is_dataclass(kind):
-            kind = get_type_hints(_selected(kind, content) or kind).get(part, Any)
+            kind = get_type_hints(selected(kind, content) or kind).get(part, Any)
         elif isinstance(part, int) and (item := item_class(kind)) is not None:
             kind = item
         else:
@@ -330,14 +288,6 @@ def _unwritable(content: Any, path: str = "") -> Iterator[str]:
             yield from _unwritable(value, f"{path}.{number}")
     elif isinstance(content, str) and "\0" in content:
         yield f"{path}: {content!r} contains the character NUL"
-
-
-def _selected(cls: type, value: Any) -> type | None:
-    """Return the class that `value` selects, if `cls` is a tagged union, else `cls`; None: there is no such class."""
-    try:
-        return getattr(cls, "select", lambda _: cls)(value)
-    except (ValueError, AttributeError):
-        return None  # the check of the values reports it, and its names are not known
 
 
 def _of_other_tools(path: str, value: Any) -> list[str]:
@@ -368,7 +318,7 @@ def _unknown_inside(kind: Any, value: Any, path: str) -> Iterator[str]:
     """One line for each unknown name in a value of the type `kind`: a dataclass, or a union or collection of some."""
     if isinstance(kind, type) and is_dataclass(kind):
         if isinstance(value, Mapping):
-            cls = _selected(kind, value)
+            cls = selected(kind, value)
             yield from _of_other_tools(path, value) if cls is None else _unknown_names(cls, value, f"{path}.")
         return
     for member in members(kind):

@@ -21,6 +21,7 @@ from understudy.data.format.features import Feature
 from understudy.data.selection.keep_ranges import match_keys, read_object
 from understudy.data.selection.motion import FindRanges, IdleRule
 from understudy.data.selection.select import Selection
+from understudy.episode_ids import MOST, parse_ids
 from understudy.errors import DatasetError, SourceError
 from understudy.parts import Lost, Part, Workers
 from understudy.records import Record
@@ -261,26 +262,6 @@ def write_files(
         bad |= unwritable
 
 
-_MOST, _DIGITS = 10_000_000, 12  # ids, and digits of them that are read
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-
-
-def parse_ids(words: Sequence[str], name: str) -> list[int]:
-    """Parse episode ids such as "0-7", "12" or "3,5,9"; `name` is their setting, for messages."""
-    ids: list[int] = []
-    for word in (part for words_ in words for part in str(words_).split(",")):
-        match = _RANGE.fullmatch(word.strip())
-        if match is None:
-            raise DatasetError(f"{name} holds {word!r}", fix="give episode ids and ranges of them, as in 0-7 12")
-        first, last = int(match[1][:_DIGITS]), int((match[2] or match[1])[:_DIGITS])
-        if last < first:
-            raise DatasetError(f"{name} holds the range {word!r}", fix="give the lower id first")
-        if last >= _MOST:
-            raise DatasetError(f"{name} holds {word!r}", fix=f"give ids below {_MOST:,}")
-        ids += range(first, last + 1)
-    return ids
-
-
 def select_pieces(catalog: Catalog, source: int, selection: Selection) -> list[Piece]:
     """Select the pieces of source number `source`. Each range of frames becomes an episode, so no window spans a cut.
 
@@ -301,7 +282,7 @@ def read_bad_episodes(path: str) -> list[int]:
     try:
         content = json.loads(Path(path).read_bytes())
         episodes = content["bad_episodes"]
-        if any(type(episode) is not int or not 0 <= episode < _MOST for episode in episodes):
+        if any(type(episode) is not int or not 0 <= episode < MOST for episode in episodes):
             raise ValueError("an episode id is not a whole number")
         return sorted(set(episodes))
     except OSError as error:
@@ -336,7 +317,10 @@ def split_pieces(
         if re.fullmatch(r"0?\.\d+|1\.0*", value):
             shares[name] = float(value)
         else:
-            ids[name] = parse_ids([value], "split")
+            try:
+                ids[name] = parse_ids([value])
+            except ValueError as error:
+                raise DatasetError(f"split holds {part!r}: {error}", fix=fix) from None
     if shares and ids:
         raise DatasetError(
             "split mixes shares and ids", fix="give one kind; an id is a whole number, a share has a dot"

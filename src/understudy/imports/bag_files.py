@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.config.schema import read_file
+from understudy.config.files import read_file
 from understudy.imports.bag_file import BagFile, Days, Message, Stretch, Topic
 from understudy.imports.bounds import decompress, require_size, zstd_decoder
 from understudy.imports.inside import require_inside

@@ -20,7 +20,8 @@ from typing import Annotated, Any, Literal
 
 from understudy.atomic import is_taken
 from understudy.config.declare import Ge, Gt, Interval, Positional
-from understudy.config.schema import complete, read_file, validate
+from understudy.config.files import read_file
+from understudy.config.schema import complete, validate
 
 TASK = "task"
 """Name of the part with the task text."""

@@ -125,7 +125,7 @@ def choose_order(
     """
     datasets = as_list(datasets)
     clip, lanes = (None if n is None else as_int(name, n) for name, n in (("clip", clip), ("lanes", lanes)))
-    in_flight = _UNLIMITED if frames_in_flight is None else frames_in_flight
+    in_flight = _UNLIMITED if frames_in_flight is None else as_int("frames_in_flight", frames_in_flight)
     request = OrderRequest(mode, as_int("batch_size", batch_size), in_flight, clip, lanes, inside)
     seed, shares = check_seed(seed), resolve_weights(datasets, weights, temperature)
     facts = [read_facts(data, image_size, decoded_cache) for data in datasets]

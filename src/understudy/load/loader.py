@@ -17,6 +17,7 @@ from typing import Any, Literal, NoReturn, Unpack
 import torch
 
 from understudy.atomic import sync
+from understudy.booleans import is_boolean
 from understudy.cores import MOST_LOADER_THREADS, fair_threads, processes_here
 from understudy.load.bad_frames import Substitutes, Substitution
 from understudy.load.batch_request import Batch, BatchRequest, Datasets, ReadOptions, make_request
@@ -101,7 +102,7 @@ class Loader:
         colors: Literal["rgb", "yuv"] = "rgb",
         **options: Unpack[ReadOptions],
     ) -> None:
-        if num_threads != "auto" and num_threads < 1:
+        if num_threads != "auto" and (is_boolean(num_threads) or num_threads < 1):
             raise ValueError(f"num_threads {num_threads}: need at least 1")
         if pin and not torch.cuda.is_available():
             raise ValueError("pin: page-locked memory is for a CUDA device, and torch finds none here; leave it out")

@@ -125,9 +125,11 @@ def as_int(name: str, value: Any) -> int:
     """A whole number (also numpy's) as a plain int, which JSON can hold.
 
     Raises:
-        ValueError: no whole number (2.5, "8").
+        ValueError: no whole number (2.5, "8", True).
     """
     try:
+        if isinstance(value, bool):
+            raise TypeError
         return index(value)
     except TypeError:
         raise ValueError(f"{name} {value!r}: need a whole number") from None

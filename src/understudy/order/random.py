@@ -80,6 +80,8 @@ def check_seed(seed: int) -> int:
         ValueError: no integer in [0, 2^64).
     """
     try:
+        if isinstance(seed, bool):
+            raise TypeError
         value = index(seed)
     except TypeError:
         raise ValueError(f"seed {seed!r} is not an integer: give an int in [0, 2**64)") from None

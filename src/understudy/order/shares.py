@@ -40,7 +40,8 @@ def check_weights(weights: Sequence[float], names: Sequence[str]) -> list[float]
     if len(weights) != len(names):
         raise ValueError(f"{len(weights)} weights for {len(names)} sources: give one each")
     for weight, name in zip(weights, names):
-        if not (isinstance(weight, (int, float, np.integer, np.floating)) and math.isfinite(weight) and weight > 0):
+        number = isinstance(weight, (int, float, np.integer, np.floating)) and not isinstance(weight, bool)
+        if not (number and math.isfinite(weight) and weight > 0):
             raise ValueError(
                 f"weight {weight} of source {name!r}: weights are finite numbers above 0; leave a source out to skip it"
             )

@@ -53,7 +53,7 @@ class _CallablePackage(ModuleType):
             ConfigError: settings that cannot be used, or an existing run in that directory.
             DatasetError: the dataset cannot be used.
         """
-        from understudy.config.schema import complete, load, validate_new
+        from understudy.config.schema import complete, load, plain, validate, validate_new
         from understudy.config.train import TrainConfig
         from understudy.policies.own_code.types import name_by_hand
         from understudy.train.run import train
@@ -65,6 +65,8 @@ class _CallablePackage(ModuleType):
             config = validate_new(TrainConfig, config)
         elif isinstance(config, str | Path):
             config = load(TrainConfig, config)
+        else:
+            config = validate(TrainConfig, plain(config))
         train(complete(config))
         return Path(config.output_dir)
 

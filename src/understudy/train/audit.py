@@ -4,7 +4,6 @@ Memory is 4 bytes per frame, twice that at the end, and a block of samples. Step
 metrics.jsonl, those of a file as in its column `step`: checkpoint N holds the steps 1 to N, or 0 to N - 1.
 """
 
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from understudy.config.limits import available_memory
+from understudy.episode_ids import parse_ids
 from understudy.errors import ConfigError
 from understudy.order_file import GROUP, STRIDE, OrderFile, Samples
 from understudy.progress import Progress
@@ -67,15 +67,18 @@ class FrameCounts:
         self.marks.setdefault(name, np.zeros(len(self.episode), bool))
         unknown = []
         for text in texts:
-            match = re.fullmatch(r"(?:(?P<source>.*):)?(?P<first>\d+)(?:-(?P<last>\d+))?", text)
-            numbers = [n for n, source in enumerate(self.names) if match and match["source"] in (source, None)]
-            if len(numbers) != 1 or match is None:
-                fix = f"give ID, FIRST-LAST or SOURCE:ID, with a source of {', '.join(self.names)}"
+            named, colon, written = text.rpartition(":")
+            numbers = [n for n, source in enumerate(self.names) if source == named or not colon]
+            fix = f"give ID, FIRST-LAST or SOURCE:ID, with a source of {', '.join(self.names)}"
+            if len(numbers) != 1:
                 raise ConfigError(f"{name}: {text!r}: {fix}")
-            first, last = int(match["first"]), int(match["last"] or match["first"])
-            marked = (self.episode >= first) & (self.episode <= last) & (self.source == numbers[0])
+            try:
+                ids = parse_ids([written])
+            except ValueError as error:
+                raise ConfigError(f"{name}: {text!r}: {error}; {fix}") from None
+            marked = np.isin(self.episode, ids) & (self.source == numbers[0])
             self.marks[name] |= marked
-            size, held = last - first + 1, int(marked.sum())
+            size, held = len(ids), int(marked.sum())
             unknown += [f"{size - held} of {text}" if held else text] * (held < max(1, size))
         return unknown
 

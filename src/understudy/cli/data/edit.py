@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from understudy.atomic import is_taken
 from understudy.cli.data.ranges import RangesConfig, keys_of, rule_of
-from understudy.config.declare import Ge, Gt, Interval, Positional
+from understudy.config.declare import Ge, Gt, Ids, Interval, Positional
 from understudy.config.workers import WorkersConfig
 from understudy.credentials import strip_credentials
 from understudy.errors import DatasetError
@@ -41,9 +41,9 @@ class EditConfig(WorkersConfig):
     paths: Positional[tuple[str, ...]] = ()
     """Datasets to read (folders or URLs), then the folder to write: a new or an empty one, or one in a bucket
     (`s3://BUCKET/OUT`) with `--work FOLDER`."""
-    episodes: tuple[str, ...] = ()
+    episodes: Ids = ()
     """Ids of the episodes to keep, as in `0-7 12`; the default is all."""
-    exclude_episodes: tuple[str, ...] = ()
+    exclude_episodes: Ids = ()
     """Ids of the episodes to leave out."""
     where: str = ""
     """Condition on the metadata of episodes, as in `success and quality >= 3`. Names are those of the metadata, and
@@ -235,13 +235,12 @@ def _pairs(pairs: Sequence[str]) -> list[tuple[str, str]]:
 
 def _pieces(config: EditConfig, sources: Sequence["Catalog"]) -> list["Piece"]:
     from understudy.data.selection.select import Selection
-    from understudy.edit.plan import parse_ids, read_bad_episodes, select_pieces
+    from understudy.edit.plan import read_bad_episodes, select_pieces
 
-    keep = parse_ids(config.episodes, "episodes")
-    drop = parse_ids(config.exclude_episodes, "exclude_episodes")
+    drop = list(config.exclude_episodes)
     drop += read_bad_episodes(config.exclude_bad) if config.exclude_bad else []
     selection = Selection(
-        episodes=keep or None,
+        episodes=config.episodes or None,
         exclude_episodes=drop,
         where=config.where or None,
         keep_ranges=config.keep_ranges or None,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from understudy.atomic import refuse_existing, write_text
-from understudy.config.declare import Ge, Gt, Interval, Positional
+from understudy.config.declare import Ge, Gt, Ids, Interval, Positional
 from understudy.config.workers import WorkersConfig
 from understudy.errors import DatasetError
 from understudy.parts import Workers
@@ -43,7 +43,7 @@ class RangesConfig(WorkersConfig):
     keys: tuple[str, ...] = ()
     """Columns to read: joint velocities, actions or states. The default is all columns of actions and states, where a
     gripper counts like a joint (droid: `action.joint_velocity`, or `action` where there is none)."""
-    dims: tuple[Annotated[int, Ge(0)], ...] = ()
+    dims: Ids = ()
     """Dimensions of `--keys` to read, counted from 0; the default is all. Include the gripper's to see its motion."""
     difference: bool = True
     """Whether a frame is idle by its change since the frame before, below the threshold in every value; off: by the

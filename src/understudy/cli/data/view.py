@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from understudy.config.declare import Ge, Interval, Positional
+from understudy.config.declare import Ge, Ids, Interval, Positional
 from understudy.distributed.signals import interrupted_by_sigterm
 from understudy.errors import ConfigError
 from understudy.optional_packages import require
@@ -43,7 +43,7 @@ class ViewConfig:
     """JSON file of keep-ranges to mark."""
     findings: str = ""
     """JSON of `understudy check PATH --json` to show; without it, the page has a button for a check."""
-    episodes: tuple[int, ...] = ()
+    episodes: Ids = ()
     """Ids of the episodes to list, or to export; the default is all."""
     pairing: Literal["", "files", "columns"] = ""
     """Side that decides where names (places) of data files and their columns name different episodes: to look which one
@@ -67,8 +67,6 @@ class ViewConfig:
                 "rerun: a recording has images, curves and texts alone; give --rerun without --export, "
                 "--keep-ranges and --findings"
             )
-        if len(set(self.episodes)) < len(self.episodes):
-            errors.append("episodes: an id is repeated; give each once")
         return errors
 
 

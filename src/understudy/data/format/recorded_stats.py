@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from understudy.booleans import holds_boolean
 from understudy.data.format.meta_files import read_json
 from understudy.errors import DatasetError
 from understudy.records import Record
@@ -102,6 +103,8 @@ def _arrays(entry: Any, where: str, key: str) -> dict[str, np.ndarray]:
     arrays = {}
     for name, value in entry.items():
         try:
+            if holds_boolean(value):
+                raise TypeError("a boolean is none")
             arrays[name] = np.asarray(value, dtype=np.float64)
         except (ValueError, TypeError, OverflowError) as error:
             problem = f"statistic {name!r} of {key!r} holds no numbers: {error}"

@@ -16,10 +16,12 @@ from typing import Literal, TypedDict
 
 import numpy as np
 
+from understudy.booleans import holds_boolean
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import describe_ids
 from understudy.data.selection.keep_ranges import KeepRanges, KeepReport, apply_ranges
 from understudy.data.selection.where import matching_rows
+from understudy.episode_ids import parse_ids
 from understudy.errors import DatasetError
 from understudy.storage.dataset_root import Files
 from understudy.storage.mapped_tables import SharedState, share, share_arrays
@@ -359,7 +361,15 @@ def _ids(episodes: Iterable[int] | None, name: str) -> np.ndarray | None:
         return None
     if isinstance(episodes, (str, bytes)) or not isinstance(episodes, Iterable):
         raise DatasetError(f"{name} is {episodes!r}", fix=f"give episode ids, as in {name}=[0, 1]")
-    ids = np.asarray(list(episodes) if not isinstance(episodes, np.ndarray) else episodes)
+    listed = episodes if isinstance(episodes, np.ndarray) else list(episodes)
+    if holds_boolean(listed):
+        fix = "give the ids of the episodes; of a mask, np.flatnonzero(mask)"
+        raise DatasetError(f"{name} holds booleans, which are no ids", fix=fix)
+    try:
+        texts = any(isinstance(episode, str) for episode in listed)
+        ids = np.asarray(parse_ids(listed) if texts else listed)
+    except ValueError as error:
+        raise DatasetError(f"{name}: {error}") from None
     if ids.size and ids.dtype.kind not in "iu":
         raise DatasetError(f"{name} holds {ids.reshape(-1)[0]!r}", fix="give integer episode ids")
     return ids.astype(np.int64, copy=False).reshape(-1)

@@ -37,6 +37,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from understudy.atomic import draft_path
+from understudy.booleans import is_boolean
 from understudy.data.format.features import DEFAULTS, NUMBERS, Feature
 from understudy.data.format.layouts import episode_files
 from understudy.data.stats.running import ImageStatistics, RunningStatistics, counted_images, image_step
@@ -91,7 +92,10 @@ def check_features(features: Mapping[str, Record], codec: str = "libsvtav1") -> 
         if extra or "dtype" not in entry:
             raise ValueError(f"feature {key!r}: give dtype, shape and names, not {', '.join(sorted(entry))}")
         dtype, names = str(entry["dtype"]), entry.get("names")
-        shape = tuple(int(size) for size in entry.get("shape", (1,)))
+        sizes = entry.get("shape", (1,))
+        if any(map(is_boolean, sizes)):
+            raise ValueError(f"feature {key!r}: shape {sizes} must have one to five positive sizes; a scalar is (1,)")
+        shape = tuple(map(int, sizes))
         if dtype not in (*NUMBERS, "string", "video", "image"):
             raise ValueError(
                 f"feature {key!r}: dtype {dtype!r} is not one of {', '.join(NUMBERS)}, string, video, image"
@@ -212,7 +216,7 @@ class EpisodeWriter:
         resume: bool = False,
     ) -> None:
         codec_name(codec)
-        if fps != int(fps) or fps < 1 or gop < 1 or min(data_file_mb, video_file_mb) <= 0:
+        if is_boolean(fps) or fps != int(fps) or fps < 1 or gop < 1 or min(data_file_mb, video_file_mb) <= 0:
             raise ValueError(f"fps={fps}, gop={gop}: give integers from 1 on; file sizes must be positive")
         self.root, self.fps, self.features = Path(root), int(fps), check_features(features, codec)
         self._codec, self._gop, self._crf, self._allow_nan = codec, gop, crf, allow_nan

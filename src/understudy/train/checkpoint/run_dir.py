@@ -29,7 +29,8 @@ from typing import IO, Any, NotRequired
 from typing_extensions import TypedDict  # pydantic reads typing's from Python 3.12 on
 
 from understudy.atomic import DRAFT_SUFFIX, write_bytes, write_text
-from understudy.config.schema import dump_yaml, read_file, validate
+from understudy.config.files import read_file
+from understudy.config.schema import dump_yaml, validate
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError, RunInUseError
 from understudy.hub.download import pull
