@@ -81,6 +81,8 @@ RULES = {
     "videos.start": "from_timestamp is the episode's place in its video",
     "videos.length": "to_timestamp - from_timestamp is length / fps",
     "videos.encoding": "codec, size and rate of the videos are those in info.json, and equal in all files",
+    "videos.shown": "videos are not to be mirrored, cropped or stretched, which readers do not do",
+    "videos.streams": "a file holds one video stream",
     "images.decode": "the first and the last image of an episode can be decoded",
     "images.black": "images are not black",
     "images.frozen": "images change while the robot moves",

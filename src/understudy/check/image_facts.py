@@ -19,7 +19,9 @@ from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames
 from understudy.errors import DatasetError, SourceError
 from understudy.parts import Lost, Part, Workers, cut_parts
+from understudy.video.packets import main_stream
 from understudy.video.reader import open_video
+from understudy.video.shown import Shown
 
 SAMPLED_EPISODES = 24
 """Most episodes per camera of which images are decoded for a sample."""
@@ -55,6 +57,8 @@ class VideoFile:
         fps: frames per second.
         codec: FFmpeg's name of the codec.
         gop: usual distance of key frames.
+        shown: what the container says of how images are shown.
+        streams: number of video streams in the file.
         bytes: size of a local file; None elsewhere.
         pixels: FFmpeg's name of the pixel format; known of a camera's first `PROBED` local files.
         b_frames: whether there are B-frames; known of the same files.
@@ -68,6 +72,8 @@ class VideoFile:
     fps: float
     codec: str
     gop: int
+    shown: Shown = field(default_factory=Shown)
+    streams: int = 1
     bytes: int | None = None
     pixels: str | None = None
     b_frames: bool | None = None
@@ -107,14 +113,16 @@ class ReadVideos:
             camera, place, file = item
             path = self.path(item)
             try:
-                reader = open_video(self.catalog.files.source(path))
+                expected = int(self.catalog.videos(camera).expected[file])
+                reader = open_video(self.catalog.files.source(path), frames=expected)
             except SourceError:
                 raise
             except DatasetError as error:
                 facts.unreadable.append((camera, file, path, error))
             else:
                 size = reader.count, reader.width, reader.height
-                index = (file, path, *size, float(reader.fps), reader.codec, int(reader.gop))
+                container = float(reader.fps), reader.codec, int(reader.gop), reader.shown, reader.streams
+                index = (file, path, *size, *container)
                 is_local = self.catalog.files.is_local
                 details = _probe(self.catalog.files.where(path), place) if is_local else {}
                 facts.files.setdefault(camera, []).append(VideoFile(*index, **details))
@@ -158,7 +166,7 @@ def _probe(path: str, number: int) -> dict[str, Any]:
     details: dict[str, Any] = {"bytes": os.path.getsize(path)}
     if number < PROBED:
         with suppress(OSError, ValueError, IndexError), av.open(path) as container:
-            context = container.streams.video[0].codec_context
+            context = main_stream(container).codec_context
             # PyAV 17.1 crashes on the pixel format of a file that does not declare it; such a file has no width either.
             details |= {"pixels": str(context.pix_fmt) if context.width else None}
             details |= {"b_frames": bool(context.has_b_frames)}
@@ -174,7 +182,7 @@ def frame_times(catalog: Catalog, camera: str, file: int) -> np.ndarray | None:
         return None
     try:
         with av.open(path) as container:
-            stream = container.streams.video[0]
+            stream = main_stream(container)
             unit = float(stream.time_base or 0)
             times = [packet.pts * unit for packet in container.demux(stream) if packet.pts is not None and packet.size]
     except (OSError, ValueError, IndexError):

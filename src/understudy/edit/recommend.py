@@ -145,8 +145,8 @@ def _compare(plan: Plan, camera: str, pixels: int, count: Callable[[int], None])
     frames_of = Originals(plan, camera)
     originals = [frames_of[number] for number in range(len(plan.pieces))]
     index = originals[0].index
-    size = index.height, index.width
-    stored = [open_video(original.source) for original in originals]
+    size = index.image_size
+    stored = [original.open() for original in originals]
     cost = _cost([(reader, original.first, original.stop) for reader, original in zip(stored, originals)])
     frames = sum(original.stop - original.first for original in originals)
     now = Choice(camera, index.codec, index.gops.median_length, size, sum(o.bytes for o in originals) / frames, cost)

@@ -17,8 +17,14 @@ import pyarrow as pa
 from understudy.data.format.features import DEFAULTS, Feature
 from understudy.data.read.image_column import ImageColumns, decode_image, image_bytes
 from understudy.data.read.rows import Rows
-from understudy.data.stats.running import ImageStatistics, Moments, RunningStatistics, image_step, sample_stride
-from understudy.data.write.dataset_files import data_schema, replace_parquet, statistic_columns, to_column
+from understudy.data.stats.running import ImageStatistics, Moments, image_step, sample_stride
+from understudy.data.write.dataset_files import (
+    data_schema,
+    number_statistics,
+    replace_parquet,
+    statistic_columns,
+    to_column,
+)
 from understudy.edit.features import bytes_per_frame, cast_values, with_declared_dtypes
 from understudy.edit.plan import Piece, Plan
 from understudy.errors import DatasetError
@@ -226,9 +232,9 @@ class RowWriter:
                 episode = EpisodeRows(list(dict.fromkeys(tasks)), {}, {}, images, has_clock)
                 for key, feature in self._features.items():
                     if isinstance(columns.get(key), np.ndarray) and not feature.is_text:
-                        values, statistics = columns[key].reshape(-1, *feature.shape), RunningStatistics(feature.shape)
+                        values, statistics = columns[key].reshape(-1, *feature.shape), number_statistics(feature)
                         statistics.add(values)
-                        sample = values[-self.starts[number] % self._stride :: self._stride].copy()
+                        sample = statistics.sample(values[-self.starts[number] % self._stride :: self._stride])
                         episode.numbers[key] = statistics.moments, sample
                         episode.columns.update(statistic_columns(feature, statistics.result()))
                     elif key in images:

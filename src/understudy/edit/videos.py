@@ -40,7 +40,7 @@ from understudy.video.encode import (
     find_span,
     stream_settings,
 )
-from understudy.video.index import Mp4Index, VideoIndex
+from understudy.video.index import VideoIndex
 from understudy.video.packets import open_packets
 from understudy.video.reader import VideoReader, open_video
 
@@ -141,7 +141,7 @@ class CameraVideos:
         quality: measured on some of the encoded images.
         stream: height, width, codec, FFmpeg's pixel format and median GOP of the first file.
         bytes: size of all files.
-        bytes_before: size of the same frames' packets in the sources; 0 where a container hides it.
+        bytes_before: size of the same frames' packets in the sources.
     """
 
     file: list[int]
@@ -185,6 +185,10 @@ class Original:
     stop: int
     episode: int
 
+    def open(self) -> VideoReader:
+        """Open the file."""
+        return open_video(self.source, frames=self.index.count)
+
     def images(self, reader: VideoReader) -> Iterator[np.ndarray]:
         """Read the images with a reader of the file; an error names the episode."""
         try:
@@ -195,9 +199,8 @@ class Original:
 
     @property
     def bytes(self) -> int:
-        """Size of the packets of these frames; 0 where the container hides it."""
-        packets = self.index.decode_position[self.first : self.stop]
-        return int(self.index.size[packets].sum()) if isinstance(self.index, Mp4Index) else 0
+        """Size of the packets of these frames."""
+        return int(self.index.size[self.index.decode_position[self.first : self.stop]].sum())
 
 
 class Originals:
@@ -213,12 +216,12 @@ class Originals:
         frames, source = self._frames[piece.source], self._plan.sources[piece.source]
         place = piece.source, int(source.videos(self._camera).file[piece.row])
         if place not in self._opened:
-            frames.reader(self._camera, piece.row)  # checks size and number of frames
+            count = frames.reader(self._camera, piece.row).count  # checks size and number of frames
             frames.close()
             file = source.files.source(source.video_path(self._camera, piece.row))
             if len(self._opened) == _OPENED:
                 self._opened.pop(next(iter(self._opened)))[0].close()
-            self._opened[place] = file, _read_index(file)
+            self._opened[place] = file, _read_index(file, count)
         first = int(frames.first_frame(self._camera, np.array([piece.row]))[0])
         episode = int(source.episodes.ids[piece.row])
         return Original(*self._opened[place], first + piece.start, first + piece.stop, episode)
@@ -327,7 +330,7 @@ class JoinPieces(CameraWork):
         index = _read_index(str(path))
         with av.open(str(path)) as container:
             pix_fmt = container.streams.video[0].pix_fmt
-        return path.stat().st_size, (index.height, index.width, index.codec, pix_fmt, index.gops.median_length)
+        return path.stat().st_size, (*index.image_size, index.codec, pix_fmt, index.gops.median_length)
 
 
 class MoveFiles(CameraWork):
@@ -367,7 +370,7 @@ class MeasurePieces(CameraWork):
         except DatasetError:
             if not self.encoded[item]:
                 original = self.originals[item]
-                with closing(open_video(original.source)) as reader:
+                with closing(original.open()) as reader:
                     deque(original.images(reader), 0)  # raises the error of the source, which names its file
             raise
 
@@ -518,15 +521,15 @@ def write_videos(
     return done
 
 
-def _read_index(source: str | ByteSource) -> VideoIndex:
-    with closing(open_packets(source)) as packets:
+def _read_index(source: str | ByteSource, frames: int = 0) -> VideoIndex:
+    with closing(open_packets(source, frames)) as packets:
         return packets.index
 
 
 def _is_encodable(index: VideoIndex) -> bool:
     """Whether an encoder writes videos of this codec and size."""
     try:
-        check_size(_ENCODER.get(index.codec, ""), index.height, index.width)
+        check_size(_ENCODER.get(index.codec, ""), *index.image_size)
     except ValueError:
         return False
     return True
@@ -535,7 +538,7 @@ def _is_encodable(index: VideoIndex) -> bool:
 def _complete(encoding: Encoding, index: VideoIndex) -> Encoding:
     """Fill in the settings that are not given from the source's video."""
     codec = encoding.codec or (_ENCODER[index.codec] if _is_encodable(index) else "libx264")
-    same = encoding.size in (None, (index.height, index.width)) and _ENCODER.get(index.codec) == codec
+    same = encoding.size in (None, index.image_size) and _ENCODER.get(index.codec) == codec
     crf = encoding.crf if encoding.crf is not None else default_crf(codec) - (_BETTER if same else 0)
     return replace(encoding, codec=codec, gop=encoding.gop or index.gops.median_length, crf=crf)
 
@@ -549,7 +552,7 @@ def encode_frames(original: Original, settings: Encoding, fps: float, path: Path
         fps: frames per second.
         path: the file to write.
     """
-    reader = open_video(original.source)
+    reader = original.open()
     height, width = settings.size or (reader.height, reader.width)
     codec = settings.codec or ""
     try:
@@ -605,7 +608,7 @@ def _divide(streams: Iterable[tuple[tuple[object, ...], int]], file_mb: float) -
 
 
 def _compare_first(image: np.ndarray, original: Original) -> None:
-    with closing(open_video(original.source)) as reader:
+    with closing(original.open()) as reader:
         if not np.array_equal(reader.read(np.array([original.first]))[0], image):
             problem = f"frame {original.first} decodes to another image after its packets were copied"
             raise DatasetError(problem, where=original.source.where, fix="encode this camera again: --codec and --gop")

@@ -41,6 +41,7 @@ from understudy.data.write.dataset_files import (
     file_columns,
     file_path,
     info_json,
+    number_statistics,
     replace_json,
     replace_parquet,
     statistic_columns,
@@ -148,7 +149,7 @@ def _write_kept(
     work, tasks = replace(plan, metadata={}, origin={}), _number_tasks(plan, used)
     features = {**plan.features, **DEFAULTS}
     statistics: Statistics = {
-        key: ImageStatistics(feature.channels or 3) if feature.is_encoded else RunningStatistics(feature.shape)
+        key: ImageStatistics(feature.channels or 3) if feature.is_encoded else number_statistics(feature)
         for key, feature in features.items()
         if not feature.is_text
     }

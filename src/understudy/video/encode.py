@@ -28,7 +28,7 @@ from understudy.atomic import draft_path, replace_file
 from understudy.errors import DatasetError
 from understudy.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy.video.index import Mp4Index, VideoIndex
-from understudy.video.packets import open_packets
+from understudy.video.packets import main_stream, open_packets
 from understudy.video.parameter_sets import InBand
 
 _TASKS = "/proc/self/task"
@@ -230,9 +230,7 @@ class PacketSpan:
 
     @property
     def bytes(self) -> int:
-        """Size of the packets; 0 where the container hides it."""
-        if not isinstance(self.index, Mp4Index):
-            return 0
+        """Size of the packets."""
         return int(self.index.size[self.first : self.first + self.count].sum())
 
 
@@ -305,12 +303,14 @@ def _mux(spans: Sequence[PacketSpan], path: Path, tick: Fraction) -> None:
     first = spans[0].source
     file = first.where if isinstance(first, LocalSource) else as_file(first, 1 << 20)
     with av.open(file) as template, av.open(str(path), "w", format="mp4", options=_MUXER) as target:
-        stream = target.add_stream_from_template(template.streams.video[0], opaque=True)
+        stream = target.add_stream_from_template(main_stream(template, spans[0].index.count), opaque=True)
+        if (aspect := Fraction(*spans[0].index.shown.aspect)) != 1:  # a template lacks that of its container
+            stream.codec_context.sample_aspect_ratio = aspect
         before = 0
         for source, group in groupby(spans, key=lambda span: span.source):
-            part, keys = open_packets(source), set[int]()
-            for span in group:
-                keys = keys or set(span.index.keys.tolist())
+            members = list(group)
+            part, keys = open_packets(source, members[0].index.count), set(members[0].index.keys.tolist())
+            for span in members:
                 for i, shown in enumerate(span.display.tolist()):
                     packet = part.packet(span.first + i, span.first + span.count - 1)
                     packet.pts, packet.dts, packet.duration = before + shown, before + i - delay, 1

@@ -37,6 +37,7 @@ class VideoIndex:
             container marks a packet as never shown.
         shown: what the container says of how frames are shown.
         streams: number of video streams in the file, pictures of a cover left out.
+        size: int32 (n,), bytes of each packet.
     """
 
     codec: str
@@ -46,8 +47,9 @@ class VideoIndex:
     fps: float
     keys: np.ndarray
     display: np.ndarray
-    shown: Shown = field(default=Shown(), kw_only=True)
+    shown: Shown = field(default_factory=Shown, kw_only=True)
     streams: int = field(default=1, kw_only=True)
+    size: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32), kw_only=True)
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -91,15 +93,13 @@ class VideoIndex:
 
 @dataclass(frozen=True)
 class Mp4Index(VideoIndex):
-    """A `VideoIndex` with the bytes of each packet.
+    """A `VideoIndex` with the place of each packet.
 
     Attributes:
         offset: int64 (n,), byte offset in the file.
-        size: int32 (n,), bytes.
     """
 
     offset: np.ndarray
-    size: np.ndarray
 
 
 class Gops:

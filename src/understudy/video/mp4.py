@@ -1,7 +1,7 @@
 """Sample tables of the video track of an mp4 file, parsed once into numpy arrays. A sample is a packet.
 
-Of several video tracks, pictures of a cover (JPEG, PNG) come last, then disabled ones, then those with fewer frames,
-then those with fewer bytes.
+Of several video tracks, the best is read, by these questions in turn: is it no picture of a cover (JPEG, PNG), has it
+the wanted number of frames, is it enabled, has it more frames, more bytes.
 
 Only box headers and the `moov` box are read (one to three small reads), from anything with `seek` and `read`, so a
 remote file costs the same reads. Field layouts: ISO/IEC 14496-12 (boxes), 14496-15 (avcC, hvcC), 14496-1 (esds),
@@ -40,12 +40,13 @@ class UnknownLayout(Exception):
     """These tables do not describe the file, which may be sound: it must be read through the container instead."""
 
 
-def read_mp4(file: BinaryIO, name: str) -> Mp4Index:
+def read_mp4(file: BinaryIO, name: str, frames: int = 0) -> Mp4Index:
     """Parse the video track of an mp4 file.
 
     Args:
         file: seekable, opened for reading bytes.
         name: name of the file, in errors.
+        frames: wanted number of frames, which decides among several tracks; 0: any.
 
     Raises:
         UnknownLayout: the file must be read through the container.
@@ -61,7 +62,7 @@ def read_mp4(file: BinaryIO, name: str) -> Mp4Index:
         raise DatasetError("holds no video track", where=name, fix="name another file")
     if len(tracks) == 1:
         return _read_track(*tracks[0], movie, size, 1)
-    ranks = [_rank(track, size) for track in tracks]
+    ranks = [_rank(track, size, frames) for track in tracks]
     films = sum(rank[0] for rank in ranks)
     return _read_track(*tracks[ranks.index(max(ranks))], movie, size, films or len(tracks))
 
@@ -175,8 +176,8 @@ class _Track(NamedTuple):
     media: _Box
 
 
-def _rank(track: _Track, file_size: int) -> tuple[bool, bool, int, int]:
-    """Rank of a track among the video tracks of a file: film, enabled, frames, bytes."""
+def _rank(track: _Track, file_size: int, frames: int) -> tuple[bool, bool, bool, int, int]:
+    """Rank of a track among the video tracks of a file: a film, as wanted, enabled, frames, bytes."""
     table = track.media.need(b"minf").need(b"stbl")
     stsd, size = table.need(b"stsd"), _sizes(table, file_size)
     kind = stsd.take(12, 4) if len(stsd.data) >= 16 else b""
@@ -184,7 +185,8 @@ def _rank(track: _Track, file_size: int) -> tuple[bool, bool, int, int]:
     if kind == b"mp4v" and (esds := stsd.need(kind, 8).find(b"esds", 78)) is not None:
         picture = _is_picture(esds)
     header = track.box.find(b"tkhd")
-    return not picture, header is not None and bool(header.number(3, 1) & 1), len(size), int(size.sum())
+    enabled = header is not None and bool(header.number(3, 1) & 1)
+    return not picture, len(size) == frames, enabled, len(size), int(size.sum())
 
 
 def _read_track(track: _Box, media: _Box, movie: _Box, file_size: int, streams: int) -> Mp4Index:
@@ -211,8 +213,8 @@ def _read_track(track: _Box, media: _Box, movie: _Box, file_size: int, streams: 
     if n and int(size.max()) > np.iinfo(np.int32).max:
         raise table.error(f"declares a packet of {int(size.max())} bytes")
     keys, display, size = (array.astype(np.int32) for array in (_keys(table, n), display, size))
-    place = codec, extradata, width, height, fps, keys, display, offset, size
-    return Mp4Index(*place, shown=shown, streams=streams)
+    place = codec, extradata, width, height, fps, keys, display, offset
+    return Mp4Index(*place, size=size, shown=shown, streams=streams)
 
 
 def _shown(header: _Box | None, movie: _Box, entry: _Box, width: int, height: int) -> Shown:

@@ -10,10 +10,12 @@ identified by its tag and never by a guess.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import threading
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 from time import perf_counter
@@ -40,10 +42,14 @@ _SEEN_PIXELS = 1 << 26  # larger frames are not decoded for the matrix
 _REMEDY = "the file is damaged: copy or record it again"
 
 
-def open_packets(source: ByteSource | str) -> Packets:
+def open_packets(source: ByteSource | str, frames: int = 0) -> Packets:
     """Open the packets of a video (a source, or the path of a local file), whatever its container.
 
     Closing them closes the source.
+
+    Args:
+        source: the file.
+        frames: wanted number of frames, which decides among several video streams; 0: any.
 
     Raises:
         DatasetError: the file cannot be read as a video.
@@ -53,9 +59,9 @@ def open_packets(source: ByteSource | str) -> Packets:
     try:
         packets: Packets
         try:
-            packets = Mp4Packets(source)
+            packets = Mp4Packets(source, frames)
         except UnknownLayout:
-            packets = ContainerPackets(source)
+            packets = ContainerPackets(source, frames)
         if packets.index.count == 0:
             raise DatasetError("holds no frames", where=source.where, fix=_REMEDY)
     except BaseException:
@@ -117,9 +123,9 @@ class Mp4Packets:
         wait_seconds: seconds spent waiting for bytes so far; 0 where a container does the reading.
     """
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: ByteSource, frames: int = 0) -> None:
         self.path, self._source = source.where, source
-        self.index = read_mp4(as_file(source), source.where)
+        self.index = read_mp4(as_file(source), source.where, frames)
         # Single numbers are read from these. A memoryview returns them three times faster than an array.
         self._offset, self._size = self.index.offset.data, self.index.size.data
         self._display, self._all_key_frames = self.index.display.data, self.index.gops.all_key_frames
@@ -204,9 +210,20 @@ def film_streams(container: av.container.InputContainer) -> list[av.VideoStream]
     return films or streams
 
 
-def main_stream(container: av.container.InputContainer) -> av.VideoStream:
-    """Video stream that is read: FFmpeg's best one, but no picture of a cover. The container has one at least."""
+def main_stream(container: av.container.InputContainer, frames: int = 0) -> av.VideoStream:
+    """Video stream that is read: no picture of a cover, the one with the wanted number of frames, or FFmpeg's best.
+
+    Args:
+        container: it has one at least. Where it does not count the frames of several, they are counted by a walk to
+            its end.
+        frames: wanted number of frames; 0: any.
+    """
     films = film_streams(container)
+    if frames and len(films) > 1:
+        counts = {stream.index: stream.frames for stream in films}
+        if not all(counts.values()):
+            counts = Counter(packet.stream_index for packet in container.demux(*films) if packet.size)
+        films = [stream for stream in films if counts[stream.index] == frames] or films
     best = container.streams.best("video")
     return next((stream for stream in films if best is not None and stream.index == best.index), films[0])
 
@@ -217,13 +234,15 @@ class ContainerPackets:
     Those bring the container's display matrix, which PyAV hides elsewhere.
     """
 
-    def __init__(self, source: ByteSource) -> None:
-        self._source, path = source, source.where
+    def __init__(self, source: ByteSource, frames: int = 0) -> None:
+        self._source, self._wanted, path = source, frames, source.where
+        self._number = -1  # of the stream in the container
         self.path, self.wait_seconds = path, 0.0
         self._open()
         stream = self._stream
         sight = _Sight(stream, self._container.format.name)
         times: list[int] = []
+        sizes: list[int] = []
         keys: list[int] = []
         shown: list[bool] = []
         try:
@@ -235,6 +254,7 @@ class ContainerPackets:
                     keys.append(len(times))
                 sight.add(packet)
                 times.append(packet.pts)
+                sizes.append(packet.size)
                 shown.append(not packet.is_discard)
         except av.FFmpegError as error:
             raise DatasetError(f"cannot be demuxed: {error.strerror}", where=path, fix=_REMEDY) from None
@@ -256,21 +276,30 @@ class ContainerPackets:
             fps=float(stream.average_rate or 0),
             keys=np.array(keys or [0], np.int32),
             display=display,
+            size=np.array(sizes, np.int32),
             shown=sight.shown(),
             streams=len(film_streams(self._container)),
         )
         self._next = len(times)
 
     def _open(self) -> None:
-        try:
-            file = self.path if isinstance(self._source, LocalSource) else as_file(self._source, _BUFFER)
-            self._container: av.container.InputContainer = av.open(file, "r", **_OPEN)
-        except (av.FFmpegError, OSError) as error:
-            raise DatasetError(f"cannot be opened: {error.strerror}", where=self.path, fix=_REMEDY) from None
+        self._container = self._new_container()
         if not self._container.streams.video:
             raise DatasetError("holds no video track", where=self.path, fix="name another file")
-        self._stream = main_stream(self._container)
+        if self._number < 0:
+            self._number = main_stream(self._container).index
+            if self._wanted and len(self._container.streams.video) > 1:
+                with contextlib.suppress(av.FFmpegError), self._new_container() as probe:
+                    self._number = main_stream(probe, self._wanted).index
+        self._stream: av.VideoStream = self._container.streams[self._number]
         self._packets = self._demuxed()
+
+    def _new_container(self) -> av.container.InputContainer:
+        try:
+            file = self.path if isinstance(self._source, LocalSource) else as_file(self._source, _BUFFER)
+            return av.open(file, "r", **_OPEN)
+        except (av.FFmpegError, OSError) as error:
+            raise DatasetError(f"cannot be opened: {error.strerror}", where=self.path, fix=_REMEDY) from None
 
     def _demuxed(self) -> Iterator[av.Packet]:
         return (packet for packet in self._container.demux(self._stream) if packet.size)
@@ -326,7 +355,7 @@ class ContainerPackets:
 
     def clone(self) -> ContainerPackets:
         """Open the file once more: a container has one place at a time."""
-        return ContainerPackets(self._source)
+        return ContainerPackets(self._source, self._wanted)
 
     def close(self) -> None:
         """See `Mp4Packets.close`."""

@@ -144,8 +144,8 @@ _RUN_LENGTH = 8  # frames decoded before the first is converted
 class PyavReader(VideoReader):
     """Images through bare PyAV decoders; see `VideoReader`."""
 
-    def __init__(self, source: ByteSource, pixels: Pixels) -> None:
-        self._source, self._pixels = source, pixels
+    def __init__(self, source: ByteSource, pixels: Pixels, frames: int = 0) -> None:
+        self._source, self._pixels, self._frames = source, pixels, frames
         self._open(source.where)
         index = self._packets.index
         super().__init__(source.where, index)
@@ -157,7 +157,7 @@ class PyavReader(VideoReader):
 
     def _open(self, path: str) -> None:
         self._pid: int | None = os.getpid()
-        self._packets = open_packets(self._source)
+        self._packets = open_packets(self._source, self._frames)
         self._decoder = FrameDecoder(self._packets, path, True, self._pixels.pixel_format)
         self._converter = self._pixels.converter()
 
@@ -203,7 +203,7 @@ class PyavReader(VideoReader):
             del self._decoder
 
     def __reduce__(self) -> tuple[object, ...]:
-        return PyavReader, (self._source, self._pixels)
+        return PyavReader, (self._source, self._pixels, self._frames)
 
 
 _BUFFER = 1 << 20  # bytes read ahead in a file that is not local
@@ -224,9 +224,9 @@ def _decoder_class() -> Any:
 class TorchcodecReader(VideoReader):
     """Images through torchcodec. Facts come from the same index as the PyAV reader's."""
 
-    def __init__(self, source: ByteSource) -> None:
-        self._source = source
-        packets = open_packets(source)
+    def __init__(self, source: ByteSource, frames: int = 0) -> None:
+        self._source, self._frames = source, frames
+        packets = open_packets(source, frames)
         packets.close()
         super().__init__(source.where, packets.index)
         self.frame_bytes, self.knows_frame_bytes = self.height * self.width * 3, True
@@ -249,7 +249,7 @@ class TorchcodecReader(VideoReader):
         self._cursor.park()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return TorchcodecReader, (self._source,)
+        return TorchcodecReader, (self._source, self._frames)
 
 
 class TorchcodecCursor:
@@ -296,7 +296,9 @@ class TorchcodecCursor:
             self._pid = None
 
 
-def open_video(file: str | os.PathLike[str] | ByteSource, backend: str = "pyav", pixels: Pixels = RGB) -> VideoReader:
+def open_video(
+    file: str | os.PathLike[str] | ByteSource, backend: str = "pyav", pixels: Pixels = RGB, frames: int = 0
+) -> VideoReader:
     """Open a video for reading images.
 
     Opening parses the index and decodes nothing. The reader pickles as its address and may be used after a fork: the
@@ -306,6 +308,7 @@ def open_video(file: str | os.PathLike[str] | ByteSource, backend: str = "pyav",
         file: a path, or a source.
         backend: "pyav" or "torchcodec". Both give the same images. Depth is always read by "pyav".
         pixels: color, or a kind of depth.
+        frames: wanted number of frames, which decides among several video streams of the file; 0: any.
 
     Raises:
         DatasetError: the file cannot be read as a video.
@@ -314,5 +317,5 @@ def open_video(file: str | os.PathLike[str] | ByteSource, backend: str = "pyav",
         raise ValueError(f"backend={backend!r}: it must be 'pyav' or 'torchcodec'")
     source = LocalSource(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else file
     if backend == "pyav" or pixels.is_depth:
-        return PyavReader(source, pixels)
-    return TorchcodecReader(source)
+        return PyavReader(source, pixels, frames)
+    return TorchcodecReader(source, frames)

@@ -40,6 +40,7 @@ def check_videos(catalog: Catalog, facts: VideoFacts) -> Findings:
                 surplus.append((video, expected, place))
         yield from _surplus(catalog, camera, surplus)
         yield from _encoding(catalog, facts, camera)
+        yield from _shown(catalog, camera, files)
 
 
 def _place(catalog: Catalog, camera: str, files: list[int], path: str) -> Place:
@@ -103,6 +104,40 @@ def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Findings:
     if len(codecs) > 1:
         message = f"files differ in codec: {', '.join(f'{codec} ({count})' for codec, count in codecs.most_common())}"
         yield Finding("videos.encoding", "note", message, Place(camera=camera), dict(codecs))
+
+
+def _shown(catalog: Catalog, camera: str, files: list[VideoFile]) -> Findings:
+    """Files whose container says more than the reader does, that are turned, or that hold several video streams."""
+    unmet: dict[str, list[VideoFile]] = {}
+    for video in files:
+        for words in video.shown.unmet:
+            unmet.setdefault(words, []).append(video)
+    for words, some in unmet.items():
+        message = f"by its container the video {words}, which is not done here, as in torchcodec, "
+        message += f"in {plural(len(some), 'file')}"
+        place = _place(catalog, camera, [video.file for video in some], some[0].path)
+        fix = "if images look wrong in view, encode the videos again as they are to be shown, without that entry"
+        yield Finding("videos.shown", "warning", message, place, len(some), 0, fix)
+    turned = [video for video in files if video.shown.turns]
+    if turned:
+        angles = sorted({90 * video.shown.turns for video in turned})
+        message = f"{plural(len(turned), 'file is', 'files are')} turned to the left as the container says, by "
+        message += f"{', '.join(map(str, angles))} degrees; readers before torchcodec 0.11 do not"
+        place = _place(catalog, camera, [video.file for video in turned], turned[0].path)
+        fix = f"{EDIT} --gop 2 (writes upright images) for such readers"
+        yield Finding("videos.shown", "note", message, place, len(turned), 0, fix)
+    several = [video for video in files if video.streams > 1]
+    if several:
+        first = several[0]
+        message = (
+            f"{plural(len(several), 'file holds', 'files hold')} {first.streams} video streams; read is that with "
+        )
+        message += (
+            f"as many frames as rows, or the enabled one: {first.count} of {first.width}x{first.height}, {first.codec}"
+        )
+        place = _place(catalog, camera, [video.file for video in several], first.path)
+        fix = "write each stream as a camera of its own"
+        yield Finding("videos.streams", "warning", message, place, first.streams, 1, fix)
 
 
 def check_places(catalog: Catalog, opens_videos: bool) -> Findings:

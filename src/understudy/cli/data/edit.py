@@ -592,7 +592,7 @@ def format_summary(facts: Mapping[str, Any]) -> list[str]:
             compared = f"{camera['images_compared']:,} images compared"
             psnr = "equal images" if camera["psnr_db"] is None else f"PSNR {camera['psnr_db']:.1f} dB"
             lines.append(f"    {psnr}, SSIM {camera['ssim']:.4f} ({compared})")
-        if camera["encoded"] and camera["bytes"] > _LARGER * max(1, camera["bytes_before"]):
+        if camera["encoded"] and camera["bytes"] > _LARGER * camera["bytes_before"] > 0:
             lines.append(
                 f"    {camera['bytes'] / camera['bytes_before']:.1f} times the bytes: other cuts than at key frames "
                 f"encode; `understudy edit {facts['root']} OUT --crf N` with a larger N makes them smaller"

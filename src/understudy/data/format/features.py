@@ -120,6 +120,31 @@ class Feature:
         return self.dtype == "uint8" and len(sides) == 3 and sides[0] in (1, 3, 4) and sides[1] >= 8
 
     @property
+    def pixel_axes(self) -> tuple[int, int] | None:
+        """Axes of height and width of numbers in the rows that are images; None for other features.
+
+        They are uint8 of three axes that look like images, or of any dtype with axes named height and width, both of at
+        least 8.
+        """
+        names = [str(name).lower() for name in self.names] if isinstance(self.names, (list, tuple)) else []
+        if len(names) == len(self.shape) and {"height", "width"} <= set(names) and self.dtype in NUMBERS:
+            axes = names.index("height"), names.index("width")
+            is_image = len(names) in (2, 3) and min(self.shape[axis] for axis in axes) >= 8
+            return axes if is_image else None
+        if not self.looks_like_images:
+            return None
+        is_first = self.shape[0] == 3 if self.is_array else self.shape[2] not in (1, 3, 4)
+        return (1, 2) if is_first else (0, 1)
+
+    @property
+    def statistics_shape(self) -> tuple[int, ...]:
+        """Shape of the statistics: (C, 1, 1) of images, (1, 1) without an axis of channels, else that of a value."""
+        axes = self.pixel_axes
+        if axes is None or len(self.shape) == 2:
+            return self.shape if axes is None else (1, 1)
+        return math.prod(self.shape) // (self.shape[axes[0]] * self.shape[axes[1]]), 1, 1
+
+    @property
     def is_depth(self) -> bool:
         """Whether this is a camera of depth images."""
         return self._declares_depth and not self.color_declared_as_depth

@@ -217,7 +217,8 @@ class VideoFrames(ProcessLocal):
             raise error.replaced(where=where) from error
         with with_location(where):
             try:
-                reader = open_video(source, self.backend, self.catalog.features[camera].pixels)
+                expected = int(self.catalog.videos(camera).expected[file])
+                reader = open_video(source, self.backend, self.catalog.features[camera].pixels, expected)
             except SourceError:
                 raise
             except DatasetError:
@@ -295,6 +296,11 @@ class VideoFrames(ProcessLocal):
         if len(feature.shape) == 3 and not {reader.height, reader.width} <= set(feature.shape):
             size = f"{reader.width}x{reader.height}"
             self._note_first(f"{camera}: info.json declares shape {feature.shape}, the frames are {size} in {where}")
+        for words in reader.shown.unmet:
+            self._note_first(f"{camera}: by its container the video {words}, which is not done here, in {where}")
+        if reader.streams > 1:
+            used = f"used is that of {reader.count} frames, {reader.codec} of {reader.width}x{reader.height}"
+            self._note_first(f"{camera}: a file holds {reader.streams} video streams, {used}, in {where}")
         if abs(reader.fps - self.catalog.fps) > 0.01 * self.catalog.fps:
             rates = f"{reader.fps:.3g} frames per second, the rows {self.catalog.fps:.3g}"
             self._note_first(f"{camera}: the video plays {rates}, in {where}")

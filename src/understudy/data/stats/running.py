@@ -4,10 +4,12 @@ Mean and variance are exact. Parts are merged by the parallel formula of Chan, G
 M2 = M2a + M2b + d^2 * na * nb / n with d the difference of the means. Quantiles are computed from a sample of the rows,
 never from quantiles of the parts.
 
-Statistics of uint8 images follow from histograms of 256 bins per channel.
+Statistics of uint8 images follow from histograms of 256 bins per channel. Images that are numbers of the rows have
+statistics per channel, too, as rows of their pixels.
 """
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -114,7 +116,11 @@ class RunningStatistics:
             raise ValueError(f"rows of shape {values.shape[1:]}, expected {self.shape}")
         if len(values) == 0:
             return
-        self.merge(compute_moments(values), len(values), values.copy())
+        self.merge(compute_moments(values), len(values), self.sample(values))
+
+    def sample(self, values: np.ndarray) -> np.ndarray:
+        """Return the rows of values (n, *shape) that count for quantiles: a copy."""
+        return values.copy()
 
     @property
     def moments(self) -> Moments:
@@ -142,6 +148,53 @@ class RunningStatistics:
         shaped = {name: np.where(some, figure, np.nan).reshape(self.shape or (1,)) for name, figure in figures.items()}
         ordered = {name: shaped[name] for name in ("min", "max", "mean", "std")}
         return ordered | {"count": np.array([self.rows], np.int64)} | {name: shaped[name] for name in QUANTILES}
+
+
+_PIXELS = 127  # of an image count for quantiles: odd, so that a stride meets all of them
+_FRAMES = 64  # images whose moments are computed at once
+
+
+class PixelStatistics(RunningStatistics):
+    """Statistics per channel of images that are numbers of the rows, (n, *shape).
+
+    Values are divided by `unit`: 255 gives those of uint8 in [0, 1], as of encoded images. Large images are strided as
+    theirs. Quantiles are those of some pixels of each image, always the same ones.
+
+    Args:
+        shape: shape of the figures, with 1 for height and width.
+        axes: axes of height and width in a value.
+        unit: divisor of the values.
+    """
+
+    def __init__(self, shape: tuple[int, ...], axes: tuple[int, int], unit: float = 1.0) -> None:
+        super().__init__(shape)
+        self._axes, self._unit = (axes[0] + 1, axes[1] + 1), unit
+
+    def add(self, values: np.ndarray) -> None:
+        """Add rows (n, *shape)."""
+        if len(values) == 0:
+            return
+        pixels = self._pixels(values)
+        parts = [
+            compute_moments(self._scaled(pixels[first : first + _FRAMES])) for first in range(0, len(pixels), _FRAMES)
+        ]
+        self.merge(reduce(merge_moments, parts), len(values), self.sample(values))
+
+    def sample(self, values: np.ndarray) -> np.ndarray:
+        """Return some pixels of values (n, *shape), (k, C)."""
+        pixels = self._pixels(values)
+        flat = pixels.reshape(len(pixels), -1, pixels.shape[-1])
+        places = np.random.default_rng(0).permutation(flat.shape[1])[:_PIXELS]
+        return self._scaled(flat[:, places])
+
+    def _pixels(self, values: np.ndarray) -> np.ndarray:
+        """View of values as (n, height, width, C), strided."""
+        turned = np.moveaxis(np.asarray(values), self._axes, (1, 2))
+        step = _pixel_step(*turned.shape[1:3])
+        return turned.reshape(*turned.shape[:3], -1)[:, ::step, ::step]
+
+    def _scaled(self, pixels: np.ndarray) -> np.ndarray:
+        return pixels.reshape(-1, pixels.shape[-1]) / self._unit
 
 
 def sample_stride(rows: int, keep: int = 1 << 16) -> int:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from understudy.atomic import DRAFT_SUFFIX, replace_file, sync, write_text
 from understudy.data.format.features import Feature
-from understudy.data.stats.running import NAMES, ImageStatistics, RunningStatistics
+from understudy.data.stats.running import NAMES, ImageStatistics, PixelStatistics, RunningStatistics
 from understudy.errors import DatasetError
 from understudy.records import Record
 from understudy.video.encode import codec_name, concat_videos
@@ -168,14 +168,22 @@ def episode_schema(features: Mapping[str, Feature]) -> pa.Schema:
     return pa.schema([pa.field(name, kind) for name, kind in fields.items()], metadata=MARK)
 
 
+def number_statistics(feature: Feature) -> RunningStatistics:
+    """Return empty statistics of a feature of numbers: per channel where they are images."""
+    if (axes := feature.pixel_axes) is None:
+        return RunningStatistics(feature.shape)
+    return PixelStatistics(feature.statistics_shape, axes, 255.0 if feature.dtype == "uint8" else 1.0)
+
+
 def statistic_type(feature: Feature, name: str) -> pa.DataType:
     """Return the Arrow type of one statistic: nested lists; extremes of integers are integers."""
     if name == "count":
         return pa.list_(pa.int64())
     kind = pa.float64()
-    if name in ("min", "max") and not feature.is_encoded and np.dtype(feature.dtype).kind in "biu":
+    is_scaled = feature.is_encoded or (feature.pixel_axes is not None and feature.dtype == "uint8")
+    if name in ("min", "max") and not is_scaled and np.dtype(feature.dtype).kind in "biu":
         kind = pa.int64()
-    for _ in range(3 if feature.is_encoded else len(feature.shape)):
+    for _ in range(3 if feature.is_encoded else len(feature.statistics_shape)):
         kind = pa.list_(kind)
     return kind
 

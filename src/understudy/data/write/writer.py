@@ -58,6 +58,7 @@ from understudy.data.write.dataset_files import (
     file_path,
     info_json,
     is_full,
+    number_statistics,
     pack,
     remove_orphans,
     replace_json,
@@ -510,7 +511,7 @@ def _lock_folder(owner: EpisodeWriter) -> "weakref.finalize[..., EpisodeWriter]"
 def _accumulators(features: Mapping[str, Feature]) -> Statistics:
     """Create the statistics of each feature that has any."""
     return {
-        key: ImageStatistics() if feature.is_encoded else RunningStatistics(feature.shape)
+        key: ImageStatistics() if feature.is_encoded else number_statistics(feature)
         for key, feature in features.items()
         if feature.dtype != "string"
     }
