@@ -23,7 +23,7 @@ from support.refusals import refused
 from support.serving import held_passes, outcomes, plain, reply, served
 from understudy.contract.mismatch import ContractError, ContractWarning
 from understudy.serve.client import RemotePolicy
-from understudy.serve.protocol import MessageError, decode
+from understudy.serve.protocol import MessageError, decode, decode_message
 from understudy.serve.server import PolicyServer
 
 
@@ -147,9 +147,9 @@ def test_large_messages_are_decoded_off_the_event_loop(
 
     def recorded(data: bytes) -> Any:
         threads.append(threading.current_thread().name)
-        return decode(data)
+        return decode_message(data)
 
-    monkeypatch.setattr("understudy.serve.server.decode", recorded)
+    monkeypatch.setattr("understudy.serve.server.decode_message", recorded)
     with plain(server) as connection:
         for size in (10, 1_000_000):
             reply(connection, {**seen[0], "task": "t" * size})

@@ -42,6 +42,9 @@ class ServeConfig:
     """Robots that may be connected; a further one is refused with the status 503."""
     max_message_mb: Positive = 64.0
     """Largest message in MB; a larger one ends its connection."""
+    message_timeout_s: Positive = 60.0
+    """Seconds in which a message must arrive whole. All messages in part have at most four times `max_message_mb`; the
+    one that has been arriving for longest ends its connection."""
     deadline_s: Positive = 30.0
     """Seconds after which a request fails, in the queue or in the pass. A request may ask for fewer."""
     open_timeout_s: Positive = 5.0

@@ -5,9 +5,8 @@ and each answer a dict with `actions`. `prompt` is another name of `task`. Our c
 observation: a dict with the fields of `requests.Request`. It gets errors as a dict under `ERROR`; others get them as
 text, on which openpi's client raises.
 
-Arrays have the form of openpi's `msgpack_numpy`. An array is a map {b"__ndarray__": True, b"data", b"dtype",
-b"shape"}, a numpy number {b"__npgeneric__": True, b"data", b"dtype"}. Nothing in a message can run code: dtypes of
-objects are refused.
+Arrays have the form of openpi's `msgpack_numpy`, or another one that clients use (`dialects.py`). Nothing in a message
+can run code: dtypes of objects are refused.
 """
 
 import math
@@ -21,6 +20,7 @@ from understudy.contract.mismatch import ContractError, Mismatch
 from understudy.errors import UnderstudyError
 from understudy.optional_packages import optional_imports
 from understudy.records import Record
+from understudy.serve.dialects import OPENPI, Dialect, FormError, pack_array, pack_number, read_form
 
 with optional_imports():
     import msgpack
@@ -35,6 +35,8 @@ KINDS = "biufSU"
 _MOST_VALUES = 200_000
 _LONGEST_LIST = 4096
 """Bounds on the objects of a message, each of which takes far more memory and time than its byte."""
+_LONGEST_NAME = 1024
+"""Most letters of a key."""
 
 
 class MessageError(UnderstudyError, ValueError):
@@ -69,25 +71,45 @@ class Noise:
 # -- encoding ---------------------------------------------------------------------------------------------------------
 
 
-def encode(message: Any) -> bytes:
+def encode(message: Any, dialect: Dialect = OPENPI) -> bytes:
     """Encode plain values, numpy arrays and numpy numbers.
+
+    Args:
+        message: the values.
+        dialect: form of the arrays.
 
     Raises:
         MessageError: another type, or an array of objects.
     """
     try:
-        return bytes(msgpack.packb(message, default=_pack))
+        return bytes(msgpack.packb(message, default=lambda value: _pack(value, dialect)))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise MessageError(f"a value cannot be sent: {error}") from error
 
 
 def decode(data: bytes) -> Any:
+    """Decode a message; see `decode_message`."""
+    return decode_message(data)[0]
+
+
+def decode_message(data: bytes) -> tuple[Any, Dialect]:
     """Decode a message. Its arrays cannot be written to: they are the bytes of the message.
 
+    Returns:
+        The message, and the form of its first array; openpi's where it has none.
+
     Raises:
-        MessageError: the bytes are not such a message, or it has more values than `_MOST_VALUES`.
+        MessageError: the bytes are not such a message, it has more values than `_MOST_VALUES`, or an array has another
+            form.
     """
     left = _MOST_VALUES
+    dialects: list[Dialect] = []
+
+    def unpack(pairs: Any) -> Any:
+        for key, _ in count(pairs):
+            if len(key) > _LONGEST_NAME:
+                raise MessageError(f"a key has {len(key):,} letters; it may have {_LONGEST_NAME:,}")
+        return _unpack(dict(pairs), dialects)
 
     def count(values: Any) -> Any:
         nonlocal left
@@ -97,9 +119,9 @@ def decode(data: bytes) -> Any:
         return values
 
     try:
-        return msgpack.unpackb(
+        message = msgpack.unpackb(
             data,
-            object_pairs_hook=lambda pairs: _unpack(dict(count(pairs))),  # a key may come again and again
+            object_pairs_hook=unpack,  # a key may come again and again
             list_hook=count,
             max_array_len=_LONGEST_LIST,
             max_map_len=_LONGEST_LIST,
@@ -111,33 +133,38 @@ def decode(data: bytes) -> Any:
         raise MessageError(
             f"{len(data)} bytes are not a message of msgpack: {error or type(error).__name__}"
         ) from error
+    return message, dialects[0] if dialects else OPENPI
 
 
-def _pack(value: Any) -> Any:
+def _pack(value: Any, dialect: Dialect) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind not in KINDS:
             raise ValueError(f"the dtype {value.dtype}; send booleans, numbers or strings")
-        if isinstance(value, np.ndarray):
-            return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
-        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
+        return pack_array(value, dialect) if isinstance(value, np.ndarray) else pack_number(value, dialect)
     raise TypeError(f"a {type(value).__name__}; send numpy arrays, numbers, strings, lists and dicts")
 
 
-def _unpack(value: dict[Any, Any]) -> Any:
-    if b"__ndarray__" in value:
-        shape = value.get(b"shape")
-        if not isinstance(shape, list):
-            raise MessageError(f"an array has the shape {str(shape)[:80]}; it must be a list of sizes")
-        return build_array(value.get(b"dtype"), shape, value.get(b"data"))
-    if b"__npgeneric__" in value:
-        data, dtype = value.get(b"data"), _dtype(value.get(b"dtype"))
-        if not isinstance(data, bool | int | float | str | bytes):
-            raise MessageError(f"a number has a {type(data).__name__} as its value")
-        try:
-            return dtype.newbyteorder("=").type(data)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise MessageError(f"a number of dtype {dtype} is {str(data)[:80]!r}") from error
-    return value
+def _unpack(value: dict[Any, Any], dialects: list[Dialect]) -> Any:
+    try:
+        form = read_form(value)
+    except FormError as error:
+        raise MessageError(str(error)) from error
+    if form is None:
+        return value
+    dialects.append(form.dialect)
+    if form.is_array:
+        if not isinstance(form.shape, list):
+            raise MessageError(f"an array has the shape {str(form.shape)[:80]}; it must be a list of sizes")
+        return build_array(form.dtype, form.shape, form.data)
+    if form.dialect.tool == "msgpack-numpy":
+        return build_array(form.dtype, (), form.data)[()]
+    data, dtype = form.data, _dtype(form.dtype)
+    if not isinstance(data, bool | int | float | str | bytes):
+        raise MessageError(f"a number has a {type(data).__name__} as its value")
+    try:
+        return dtype.newbyteorder("=").type(data)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise MessageError(f"a number of dtype {dtype} is {str(data)[:80]!r}") from error
 
 
 def build_array(name: Any, shape: Sequence[Any], data: Any) -> np.ndarray:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from understudy.contract.facts import SCHEMA, RobotFacts, check_plain
 from understudy.optional_packages import optional_imports
+from understudy.serve.dialects import describe
 from understudy.serve.protocol import CONTROL, MessageError, Noise
 
 with optional_imports():
@@ -81,8 +82,11 @@ def read_request(message: Any) -> tuple[Request, dict[str, Any]]:
     Raises:
         MessageError: it has another form.
     """
-    if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
-        raise MessageError(f"the message is a {type(message).__name__}; it must be a dict with names as keys")
+    if not isinstance(message, dict):
+        raise MessageError(f"the message is {describe(message)}; it must be a map of names to values")
+    for key in message:
+        if not isinstance(key, str):
+            raise MessageError(f"the name {key!r:.80} is bytes; send names as text")
     observation = dict(message)
     control = observation.pop(CONTROL, None)
     if "prompt" in observation and "task" not in observation:

@@ -19,9 +19,11 @@ from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError, optional_imports
 from understudy.policies.inference import RobotPolicy
 from understudy.serve.access import is_authorized, is_loopback, is_own_host, read_token
+from understudy.serve.arriving import Arriving
+from understudy.serve.dialects import OPENPI, Dialect
 from understudy.serve.engine import GRACE_S, Engine, RobotGoneError
 from understudy.serve.metrics import Metrics
-from understudy.serve.protocol import CONTROL, ERROR, MessageError, decode, describe_mismatch, encode
+from understudy.serve.protocol import CONTROL, ERROR, MessageError, decode_message, describe_mismatch, encode
 from understudy.serve.requests import read_request
 from understudy.serve.session import Session, describe_policy, warm_up
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("understudy.serve")
 _SMALL_BYTES = 1 << 16  # of a message that is decoded in the event loop
+_LARGEST_IN_PART = 4  # largest messages whose bytes all messages in part may have together
 _MOST_FAULTS = 20  # malformed messages of a connection, one after the other
 
 
@@ -88,6 +91,7 @@ class PolicyServer:
             OSError: the address cannot be used.
         """
         options, engine = self.options, self._engine
+        arriving = Arriving(_LARGEST_IN_PART * self._most_bytes, options.message_timeout_s, self.metrics)
         engine.start()
         try:
             async with (
@@ -97,7 +101,7 @@ class PolicyServer:
                     options.port,
                     ssl=self._tls,
                     process_request=self._process_request,
-                    create_connection=limited_connections(2 * options.max_connections + 16, self.metrics),
+                    create_connection=limited_connections(2 * options.max_connections + 16, self.metrics, arriving),
                     origins=[None],  # a browser names its page
                     compression=None,
                     open_timeout=options.open_timeout_s,
@@ -180,7 +184,7 @@ class PolicyServer:
                     self._engine.count(outcome)
                     if reply is None:
                         return
-                    await self._send(connection, reply)
+                    await self._send(connection, reply, session.dialect)
                 finally:
                     self._engine.busy -= 1
                 faults = faults + 1 if outcome == "message" else 0
@@ -193,11 +197,11 @@ class PolicyServer:
             self._engine.connected -= 1
             closed.cancel()
 
-    async def _send(self, connection: ServerConnection, reply: Any) -> None:
+    async def _send(self, connection: ServerConnection, reply: Any, dialect: Dialect = OPENPI) -> None:
         """Send a reply; a robot that does not take it in time loses its connection."""
         try:
             async with asyncio.timeout(self.options.open_timeout_s):
-                await connection.send(reply if isinstance(reply, str) else encode(reply))
+                await connection.send(reply if isinstance(reply, str) else encode(reply, dialect))
         except TimeoutError:
             connection.transport.abort()
             await connection.wait_closed()
@@ -211,7 +215,9 @@ class PolicyServer:
         try:
             if isinstance(data, str):
                 raise MessageError("the message is text; send binary messages of msgpack")
-            message = await asyncio.to_thread(decode, data) if len(data) > _SMALL_BYTES else decode(data)
+            is_large = len(data) > _SMALL_BYTES
+            message, dialect = await asyncio.to_thread(decode_message, data) if is_large else decode_message(data)
+            session.dialect = dialect
             own_client = isinstance(message, dict) and CONTROL in message
             request, observation = read_request(message)
             answer = await self._engine.compute(session, request, observation, robot, since, closed)
@@ -234,10 +240,15 @@ def _peer(connection: ServerConnection) -> str:
     return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
 
 
-def limited_connections(most: int, metrics: Metrics) -> type[ServerConnection]:
+def limited_connections(most: int, metrics: Metrics, arriving: Arriving) -> type[ServerConnection]:
     """Return a class of connections of which at most `most` are open; further ones are closed and counted.
 
     They are counted from their start: before the handshakes of TLS and of the websocket.
+
+    Args:
+        most: number of connections.
+        metrics: counters of refused ones.
+        arriving: limits of their messages in part.
     """
     number = 0
 
@@ -260,8 +271,13 @@ def limited_connections(most: int, metrics: Metrics) -> type[ServerConnection]:
             if task.cancelled() or not hasattr(self, "transport"):
                 self._release()
 
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            arriving.update(self)
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._release()
+            arriving.forget(self)
             super().connection_lost(exc)
 
         def _release(self) -> None:

@@ -17,6 +17,7 @@ from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.observation_history import seen_times, step_rate
 from understudy.records import Record
+from understudy.serve.dialects import OPENPI, SENT, describe
 from understudy.serve.protocol import VERSION, MessageError
 from understudy.serve.requests import Request, seconds
 
@@ -54,6 +55,7 @@ class Session:
         fresh: differences from training that the observations of the latest request add.
         clamped: dimensions that were clamped in this episode.
         compared: the latest observation.
+        dialect: form of the arrays of its latest message, and so of the answer.
     """
 
     def __init__(self, robot: RobotPolicy, reaction: Reaction, seed: int | None = None) -> None:
@@ -68,6 +70,7 @@ class Session:
         self.fresh: list[Mismatch] = []
         self.clamped: set[str] = set()
         self.compared: Record = {}
+        self.dialect = OPENPI
         self._declared: list[Mismatch] = []  # for the whole connection
         self._last: float | None = None  # time of the latest observation in the history
         self._generator = torch.Generator()
@@ -203,8 +206,9 @@ class Session:
             inputs[key] = value if key == PROMPT_METADATA else _writable(value) if key in keys else None
             kind = Mapping if key == PROMPT_METADATA else np.ndarray if key in keys and key != TASK else object
             if not isinstance(inputs[key], kind):
-                expected = "a dict of values by name" if kind is Mapping else "an array of numbers"
-                raise MessageError(f"{key} is a {type(value).__name__}; it must be {expected}")
+                if kind is Mapping:
+                    raise MessageError(f"{key} is {describe(value)}; it must be a map of values by name")
+                raise MessageError(f"{key} is {describe(value)}; it must be an array of numbers: {SENT}")
         return inputs
 
     def _look(self, observation: Mapping[str, Any], time: float | None) -> None:
