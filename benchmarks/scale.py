@@ -148,7 +148,8 @@ def start(root: Path, batch: int, world: int, ranks: Sequence[int], statistics: 
 
     from understudy.config.train import DataConfig, TrainConfig
     from understudy.load.loader import Loader
-    from understudy.train.data.run_data import compute_normalization, dataset_fingerprint, open_data
+    from understudy.train.data.run_data import dataset_fingerprint, open_data
+    from understudy.train.data.run_normalization import compute_normalization
     from understudy.train.validation.validation_loss import read_validation_data
 
     def config(**data: Any) -> TrainConfig:

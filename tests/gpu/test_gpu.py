@@ -26,7 +26,8 @@ from understudy.optim.moving_average import update_average
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
-from understudy.train.data.run_data import compute_normalization, open_data
+from understudy.train.data.run_data import open_data
+from understudy.train.data.run_normalization import compute_normalization
 from understudy.train.precision import restore
 from understudy.train.state import TrainState, init_train_state
 

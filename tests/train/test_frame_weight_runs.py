@@ -28,7 +28,8 @@ from understudy.policies.draws import make_draws
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.run_data import compute_normalization, open_data
+from understudy.train.data.run_data import open_data
+from understudy.train.data.run_normalization import compute_normalization
 from understudy.train.micro_batches import even_spans, take_parts
 from understudy.train.optimizer_step import optimizer_step
 from understudy.train.precision import make_optimizer

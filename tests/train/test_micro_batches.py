@@ -28,7 +28,8 @@ from understudy.policies.policy import Policy
 from understudy.policies.registry import policy_type
 from understudy.report.run.page import write_report
 from understudy.train import run
-from understudy.train.data.run_data import choose_normalization, open_data
+from understudy.train.data.run_data import open_data
+from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.micro_batches import (
     IdleMicroBatch,
     PartCounts,

@@ -19,7 +19,8 @@ from understudy.errors import DatasetError
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.run_data import compute_normalization, open_data
+from understudy.train.data.run_data import open_data
+from understudy.train.data.run_normalization import compute_normalization
 from understudy.train.loop import TrainingStalled
 
 

@@ -35,7 +35,8 @@ from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Loss, scalar
 from understudy.train.augment_batch import apply_augmentation
-from understudy.train.data.run_data import RunData, compute_normalization, first_batch, open_data
+from understudy.train.data.run_data import RunData, first_batch, open_data
+from understudy.train.data.run_normalization import compute_normalization
 from understudy.train.optimizer_step import Float64GradAccumulator, StepResult, optimizer_step
 from understudy.train.precision import make_optimizer, named_tensors
 from understudy.train.state import init_train_state

@@ -28,6 +28,8 @@ from understudy.dataset_address import split_view
 
 NONE = "none"
 """Value of `cameras` for a policy without cameras."""
+REST = "*"
+"""Name in `data.normalize` for all dimensions that it does not name."""
 STANDARD_ACTION, STANDARD_STATE = "action", "observation.state"
 
 
@@ -160,9 +162,15 @@ class DataConfig(DatasetConfig):
     val_fraction: Fraction | None = None
     """Share of the episodes for validation, whole episodes only; 0 trains on all. The default is that of a view, or
     else 0.1."""
-    normalize: Annotated[Literal["mean_std", "min_max", "quantile"] | None, NORMALIZATION] = None
+    normalize: Annotated[
+        Literal["mean_std", "min_max", "quantile"]
+        | dict[str, Literal["mean_std", "min_max", "quantile", "identity"]]
+        | None,
+        NORMALIZATION,
+    ] = None
     """Normalization of the policy's inputs and outputs, per dimension, over the training episodes. The default is the
-    policy's: `quantile` for pi05, `min_max` for lerobot-diffusion, `mean_std` for the others."""
+    policy's: `quantile` for pi05, `min_max` for lerobot-diffusion, `mean_std` for the others. Single dimensions by
+    their names, or as KEY[i]: `gripper identity action[3] min_max`; `*` is all others (docs/normalization.md)."""
     shuffle: Literal["clips", "uniform", "episodes", "sequential"] = "clips"
     """Order of the samples. `clips`: many short clips in turn, well shuffled, each image decoded about once. `uniform`:
     any frame at any time, which decodes more. `episodes`: as clips, each as long as the longest episode. `sequential`:

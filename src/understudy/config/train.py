@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from understudy.bytesize import parse_bytes
-from understudy.config.data import DataConfig, DatasetConfig
+from understudy.config.data import REST, DataConfig, DatasetConfig
 from understudy.config.declare import (
     Count,
     Factor,
@@ -305,7 +305,9 @@ class TrainConfig:
         """Fill in defaults that depend on the policy alone; a run has them from its start, also on resume."""
         data = replace(
             self.data,
-            normalize=self.data.normalize or self.policy.NORMALIZE,
+            normalize={REST: self.policy.NORMALIZE, **self.data.normalize}
+            if isinstance(self.data.normalize, dict)
+            else self.data.normalize or self.policy.NORMALIZE,
             chunk_size=self.data.chunk_size
             or (self.policy.stored_chunk() or self.data.actions_per_chunk if self.policy.ACTS else 1),
         )

@@ -241,6 +241,11 @@ class PolicySettings:
         """
         return computed
 
+    @property
+    def figures_of_weights(self) -> str:
+        """Weights whose own normalization `choose_normalization` returns; "": it is that of the data."""
+        return ""
+
     def stored_name(self, name: str) -> str:
         """Return the name of a parameter in the model.safetensors of a saved policy; `load_weights` must accept it."""
         return name

@@ -40,6 +40,7 @@ from understudy.train.data.fingerprint import changed_kinds, describe_change
 from understudy.train.data.frames_file import frames_content
 from understudy.train.data.input_contract import with_provenance
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, make_loader, open_data
+from understudy.train.data.run_normalization import confront_update
 from understudy.train.data.updates import changed_episodes, current_spec, find_appended, recorded_sources, write_update
 from understudy.train.loop import gather_weights, library_versions, make_pending_validation, run_steps
 from understudy.train.paths import MOVED, resolve_paths, with_local_files, with_root
@@ -267,8 +268,9 @@ def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainC
         lines.append("data.update: no episodes to train on were appended; nothing is added")
     if config.data.update and appended:
         with mesh.together():
-            data = open_data(config, [*data.entries(), *appended], mesh.rank == 0)
+            first, data = len(data.names), open_data(config, [*data.entries(), *appended], mesh.rank == 0)
         data = _open_alike(config, data, mesh)
+        mesh.first(lambda: confront_update(config, data, record["normalisation"], first))
     for line in lines if mesh.rank == 0 else ():
         logger.info("resume: %s", line)
     return config, then, data

@@ -21,7 +21,8 @@ from understudy.records import Record
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy
 from understudy.train.data.input_contract import make_contract, named_heads
-from understudy.train.data.run_data import RunData, choose_normalization, dataset_fingerprint, file_digests, make_order
+from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, make_order
+from understudy.train.data.run_normalization import choose_normalization, confront_policy
 from understudy.train.data.updates import current_spec
 
 
@@ -38,7 +39,7 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
     computed = choose_normalization(config, data, cache)
     if initial is not None:
         _check_same_meaning(config.init_from, initial.normalization, computed)
-    normalization = initial.normalization if initial is not None else computed
+    normalization = confront_policy(config, data, initial.normalization) if initial is not None else computed
     order = make_order(config, data, mesh)
     return {
         "order": json.loads(order.to_json()),

@@ -22,7 +22,8 @@ from understudy.policies.pi05.config import Sizes
 from understudy.policies.pi05.text import PAD, TextTokenizer, clean
 from understudy.policies.registry import policy_type
 from understudy.train.data.input_contract import head_statistics
-from understudy.train.data.run_data import choose_normalization, compute_normalization, open_data
+from understudy.train.data.run_data import open_data
+from understudy.train.data.run_normalization import choose_normalization, compute_normalization
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")

@@ -37,7 +37,8 @@ from understudy.policies.batch import from_present
 from understudy.policies.folder_formats import describe_folder, save_folder
 from understudy.policies.observation_history import seen_times, step_rate
 from understudy.policies.registry import network_differences, policy_type, stored_type
-from understudy.train.data.run_data import compute_normalization, open_data
+from understudy.train.data.run_data import open_data
+from understudy.train.data.run_normalization import compute_normalization
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.released_keys import WeightsError, released_key
 from understudy.train.augment_batch import shift_cameras
-from understudy.train.data.run_data import choose_normalization, open_data
+from understudy.train.data.run_data import open_data
+from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.profiling.plan import one_sample, trace_step
 
 FRONT, WRIST = CAMERAS

@@ -14,7 +14,8 @@ from understudy.distributed.mesh import join_mesh
 from understudy.policies.draws import make_draws
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.targets import EXTENTS, extents
-from understudy.train.data.run_data import choose_normalization, open_data
+from understudy.train.data.run_data import open_data
+from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.profiling.live_bytes import LiveBytes
 from understudy.train.profiling.plan import one_sample, plan, resident_memory, resident_tensors, trace_batch, trace_step
 from understudy.train.state import init_train_state

@@ -23,7 +23,8 @@ from understudy.policies.registry import policy_type
 from understudy.policies.world_action.policy import WorldActionPolicy
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.run_data import choose_normalization, open_data
+from understudy.train.data.run_data import open_data
+from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.profiling.plan import plan, with_known_base
 
 

@@ -20,7 +20,8 @@ from understudy.config.train import DataConfig, TrainConfig
 from understudy.errors import ConfigError, DatasetError
 from understudy.load.loader import Loader
 from understudy.policies.common.settings import MODES
-from understudy.train.data.run_data import RunData, compute_normalization, dataset_fingerprint, open_data
+from understudy.train.data.run_data import RunData, dataset_fingerprint, open_data
+from understudy.train.data.run_normalization import compute_normalization
 
 
 @pytest.fixture(scope="module")

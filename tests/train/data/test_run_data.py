@@ -24,16 +24,8 @@ from understudy.load.validation_data import ValidationData
 from understudy.policies.registry import PolicySettings
 from understudy.train import run
 from understudy.train.data.input_contract import dataset_contract, make_contract
-from understudy.train.data.run_data import (
-    RunData,
-    choose_normalization,
-    compute_normalization,
-    instructions,
-    longest_prompts,
-    make_loader,
-    make_order,
-    open_data,
-)
+from understudy.train.data.run_data import RunData, instructions, longest_prompts, make_loader, make_order, open_data
+from understudy.train.data.run_normalization import choose_normalization, compute_normalization
 from understudy.train.startup_summary import startup_summary
 from understudy.train.validation.validation_loss import read_validation_data
 

@@ -14,7 +14,8 @@ from support.runs import series, tiny_config
 from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.train import run
-from understudy.train.data.run_data import choose_normalization, open_data
+from understudy.train.data.run_data import open_data
+from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.profiling import peak_check
 from understudy.train.profiling.peak_check import PeakForecast, smaller_settings, warn_of_peak
 from understudy.train.profiling.plan import one_sample, trace_step

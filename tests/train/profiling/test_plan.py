@@ -41,7 +41,8 @@ from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowSettings
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings, Sizes
-from understudy.train.data.run_data import choose_normalization, open_data
+from understudy.train.data.run_data import open_data
+from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.micro_batches import largest_part
 from understudy.train.profiling import plan as planning
 from understudy.train.profiling.live_bytes import LiveBytes

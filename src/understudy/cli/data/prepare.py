@@ -80,7 +80,8 @@ def prepare_statistics(config: StatisticsConfig) -> None:
     """Compute the statistics that the start of a run needs, and print them."""
     from understudy.storage.remote_options import RemoteOptions
     from understudy.train.data.input_contract import head_statistics
-    from understudy.train.data.run_data import choose_normalization, open_data
+    from understudy.train.data.run_data import open_data
+    from understudy.train.data.run_normalization import choose_normalization
     from understudy.train.paths import with_local_files
 
     run = with_local_files(config).with_policy_defaults()
@@ -144,7 +145,8 @@ def read_chunks(config: TrainConfig) -> "Iterator[np.ndarray]":
 
     from understudy.policies.batch import split_states
     from understudy.policies.common.normalizer import Normalizer
-    from understudy.train.data.run_data import choose_normalization, open_data
+    from understudy.train.data.run_data import open_data
+    from understudy.train.data.run_normalization import choose_normalization
     from understudy.train.paths import with_local_files
 
     config = with_local_files(config).with_policy_defaults()

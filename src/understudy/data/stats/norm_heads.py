@@ -14,6 +14,7 @@ distance is half the range of the central 98 % of a column, a thousandth of that
 equal, the unit is 1: a touch sensor that counts to 4,096 and is rarely touched has nothing else to lose.
 """
 
+import logging
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from understudy.data.read.rows import Rows
 from understudy.data.stats.summary import (
     DELTA,
     FIGURES,
+    DimensionMode,
     Mode,
     Statistics,
     Summary,
@@ -39,6 +41,7 @@ from understudy.data.stats.summary import (
     pool,
     quantile_stride,
     summarize,
+    uses_range,
     vector_widths,
 )
 from understudy.errors import DatasetError
@@ -53,6 +56,8 @@ WIDE = 100.0
 """Spread, in units, from which a warning is given: most values then use a hundredth of the normalized range."""
 
 LOADED_BYTES = 256 << 20
+
+logger = logging.getLogger(__name__)
 
 
 def check_outliers(
@@ -87,12 +92,35 @@ def warn_wide_spread(head: str, key: str, statistics: Statistics, spread: np.nda
     """Warn where the `spread`, float32 [dim], of a column is far larger than the range of most values."""
     with np.errstate(invalid="ignore"):
         ratio = spread / _unit(statistics)
+    no_help = uses_range(statistics, "quantile")  # that mode would divide by the range, too
     for dim in np.flatnonzero(ratio > WIDE).tolist():
-        advice = "" if _is_resting(statistics)[dim] else " (data.normalize quantile ignores them)"
+        advice = "" if no_help[dim] else " (data.normalize quantile ignores them)"
         warnings.warn(
             f"head {head!r}: {key}[{dim}] is divided by {spread[dim]:.3g}, and 98 % of its values are between "
             f"{_range(statistics, dim)}: a few values decide its normalization{advice}",
             stacklevel=2,
+        )
+
+
+def name_dimensions(key: str, dims: Iterable[int], names: Sequence[str]) -> str:
+    """Return dimensions of a column as a list for a message, with their names: `action[6] (gripper)`."""
+    listed = []
+    for dim in dims:
+        name = names[dim] if dim < len(names) else str(dim)
+        listed.append(f"{key}[{dim}]" + (f" ({name})" if name != str(dim) else ""))
+    return ", ".join(listed)
+
+
+def _log_ranged(head: str, key: str, statistics: Statistics, ranged: np.ndarray, names: Sequence[str]) -> None:
+    """Name the dimensions that their range normalizes, as one line."""
+    if dims := np.flatnonzero(ranged).tolist():
+        ends = f"{statistics.min[dims[0]]:.4g} to {statistics.max[dims[0]]:.4g}"
+        logger.info(
+            "normalization of head %r: divides by the range, since the usual spread is tiny beside it: %s (%s is %s)",
+            head,
+            name_dimensions(key, dims, names),
+            f"{key}[{dims[0]}]",
+            ends,
         )
 
 
@@ -139,12 +167,14 @@ class Member:
         delta: dimensions of the action that are learnt as differences to the same dimension of the state.
         recorded: statistics by key to use without reading rows. Those of the action describe differences in the
             dimensions of `delta`.
+        modes: key -> normalization of each dimension, the same in all sources of a head; None: that of the run for all.
     """
 
     data: EpisodeDataset
     head: str
     delta: tuple[int, ...] = ()
     recorded: Mapping[str, Statistics] | None = None
+    modes: Mapping[str, Sequence[DimensionMode]] | None = None
 
 
 def head_name(robot_type: str | None, control_mode: str | None, fallback: str) -> str:
@@ -179,6 +209,7 @@ def compute_normalization(
         DatasetError: also where recorded statistics lack figures that `mode` needs, or cannot be pooled for it.
     """
     statistics = compute_statistics(members, chunk, cache, validation, workers)
+    firsts = {member.head: member for member in reversed(members)}
     columns = [key for key in (ACTION, STATE) if any(key in of_head for of_head in statistics.values())]
     dims = {
         key: [len(statistics[head][key].mean) if key in statistics[head] else 0 for head in statistics]
@@ -187,12 +218,9 @@ def compute_normalization(
     out: dict[str, Any] = {"heads": list(statistics)}
     for key in columns:
         maps = [
-            _offset_and_spread(head, key, of_head[key], mode) if key in of_head else {}
+            _normalize_column(firsts[head], key, of_head[key], mode) if key in of_head else {}
             for head, of_head in statistics.items()
         ]
-        for (head, of_head), key_map in zip(statistics.items(), maps):
-            if key_map:
-                warn_wide_spread(head, key, of_head[key], key_map["spread"])
         for name in ("offset", "spread"):
             rows = [key_map.get(name, np.zeros(0, np.float32)) for key_map in maps]
             padded = [np.pad(row, (0, max(dims[key]) - len(row))).tolist() for row in rows]
@@ -273,6 +301,13 @@ def _check_pair(head: str, first: Member, other: Member) -> None:
         deltas = " and ".join(f"{m.data.name!r} has {sorted(m.delta)}" for m in (first, other))
         problem = f"head {head!r}: {deltas} as differences to the state (delta)"
         raise DatasetError(problem, fix="give both the same delta, or different control modes")
+    for key in (ACTION, STATE):
+        modes = [list((m.modes or {}).get(key, ())) for m in (first, other)]
+        if modes[0] != modes[1]:
+            dim = next((dim for dim, pair in enumerate(zip(*modes)) if pair[0] != pair[1]), 0)
+            named = " and ".join(f"{m.data.name!r} by {by[dim:][:1]}" for m, by in zip((first, other), modes))
+            problem = f"head {head!r}: {key}[{dim}] is normalized in {named}"
+            raise DatasetError(problem, fix=f"name the dimension by its number in data.normalize: {key}[{dim}]")
 
 
 def _pool_head(
@@ -348,17 +383,37 @@ def _summaries_from(
     return summaries
 
 
-def _offset_and_spread(head: str, key: str, statistics: Statistics, mode: Mode) -> dict[str, np.ndarray]:
+def _normalize_column(member: Member, key: str, statistics: Statistics, mode: Mode) -> dict[str, np.ndarray]:
+    """Offset and spread of one key under the head of a source, float32 [dim]; names doubtful dimensions."""
+    names = member.data.catalog.features[key].dimension_names
+    modes = list((member.modes or {}).get(key) or [mode] * len(statistics.mean))
+    maps = _offset_and_spread(member.head, key, statistics, modes)
+    ranged = uses_range(statistics, modes)
+    _log_ranged(member.head, key, statistics, ranged, names)
+    warn_wide_spread(member.head, key, statistics, np.where(ranged, 0, maps["spread"]))
+    return maps
+
+
+def _offset_and_spread(
+    head: str, key: str, statistics: Statistics, modes: Sequence[DimensionMode]
+) -> dict[str, np.ndarray]:
     """Offset and spread of one key under one head, float32 [dim]."""
     with np.errstate(over="ignore"):
-        maps = offset_and_spread(statistics, mode)
+        maps = offset_and_spread(statistics, modes)
     bad = ~np.isfinite(maps["offset"]) | ~np.isfinite(maps["spread"])
     if bad.any():
         dim = int(bad.argmax())
         place = f"head {head!r}: {key}[{dim}]"
+        if modes[dim] == "quantile" and statistics.q99[dim] <= statistics.q01[dim]:
+            problem = (
+                f"{place} has q01 = q99 = {statistics.q01[dim]:.6g} in the statistics that are given, which have no "
+                "minimum and maximum to divide by instead"
+            )
+            raise DatasetError(problem, fix="compute them (leave `stats` out): the rows have its range")
         if np.isnan(maps["offset"][dim]) or np.isnan(maps["spread"][dim]):
             problem = (
-                f"{place} has no figures for {mode!r}: recorded statistics lack them, or differ and cannot be pooled"
+                f"{place} has no figures for {modes[dim]!r}: recorded statistics lack them, or differ and cannot be "
+                "pooled"
             )
             fix = "compute them, give all sources of the head the same file, or another mode"
             raise DatasetError(problem, fix=fix)

@@ -18,22 +18,26 @@ from understudy.batch_keys import ACTION, STATE
 from understudy.data.format.features import join_stats
 from understudy.data.format.layouts import read_episode_columns
 from understudy.data.format.meta_files import read_json
-from understudy.data.format.recorded_stats import PER_EPISODE, Stats, parse_stats, read_per_episode
-from understudy.data.stats.summary import Mode, Statistics, vector_widths
+from understudy.data.format.recorded_stats import GLOBAL, PER_EPISODE, Stats, parse_stats, read_per_episode
+from understudy.data.stats.summary import DimensionMode, Statistics, vector_widths
 from understudy.errors import DatasetError, MissingFileError
+from understudy.records import Record
 from understudy.storage.dataset_root import Files
 
 RECORDED = "recorded"
 """Source name of the statistics in the dataset's own meta/."""
 
-NEEDED: dict[Mode, tuple[str, str]] = {
+NEEDED: dict[DimensionMode, tuple[str, ...]] = {
     "mean_std": ("mean", "std"),
     "min_max": ("min", "max"),
     "quantile": ("q01", "q99"),
+    "identity": (),
 }
 
 _OPENPI = {ACTION: "actions", STATE: "state"}
 _FIGURES = ("mean", "std", "min", "max", "q01", "q99")
+_IDENTITY = {"mean": 0.0, "std": 1.0, "min": -1.0, "max": 1.0, "q01": -1.0, "q99": 1.0}
+"""Figures by which each mode leaves a dimension as it is."""
 _OTHER_FILE = (
     f"give the path of a statistics file, or {RECORDED!r} for the dataset's own; without one they are computed"
 )
@@ -44,24 +48,29 @@ _TINY = 1e-6  # a padded dimension, up to the bins of openpi's histograms (1e-10
 
 
 def read_stats_file(
-    source: str, mode: Mode, data: "EpisodeDataset", delta: tuple[int, ...] = ()
+    source: str,
+    mode: DimensionMode | Mapping[str, Sequence[DimensionMode]],
+    data: "EpisodeDataset",
+    delta: tuple[int, ...] = (),
 ) -> dict[str, Statistics]:
     """Read statistics of `ACTION` and `STATE` for `Member.recorded`; figures that `mode` does not need may be NaN.
+
+    Dimensions for which a file has the figure `mask` false stay as they are: mean 0, deviation 1, from -1 to 1.
 
     Args:
         source: path or URL of openpi's norm_stats.json, LeRobot's stats.json or episodes_stats.jsonl (v2.1); or
             `RECORDED`.
-        mode: normalization mode of the run.
+        mode: normalization of the run, for all dimensions or by key for each.
         data: dataset to normalize; gives widths and keys.
         delta: dimensions of the action that are learnt as differences to the state.
 
     Raises:
         DatasetError: the file cannot be read, lacks a key or a figure that `mode` needs (names the modes it suffices
-            for), has another width than the dataset (openpi's padding to 32 is cut), or describes absolute actions
-            where `delta` names differences.
+            for), has another width than the dataset (openpi's padding to 32 is cut), a figure that is not finite or
+            no number (a boolean is none), or describes absolute actions where `delta` names differences.
     """
     try:
-        where, table, openpi = _read_table(source, data)
+        where, table, openpi, raw = _read_table(source, data)
     except MissingFileError as error:
         raise MissingFileError(error.what, where=error.where, fix=_OTHER_FILE) from error
     if delta and not openpi:
@@ -79,7 +88,10 @@ def read_stats_file(
             raise DatasetError(
                 f"there is no {stored_key!r}", where=where, fix=f"its keys are {file_keys}; or compute them"
             )
-        statistics[key] = _parse_key(table[stored_key], stored_key, mode, width, where)
+        if data.catalog.features[key].dtype != "bool":
+            _refuse_booleans(raw.get(stored_key), stored_key, where)
+        modes = [mode] * width if isinstance(mode, str) else list(mode[key])
+        statistics[key] = _parse_key(table[stored_key], stored_key, modes, width, where)
     return statistics
 
 
@@ -100,36 +112,49 @@ def to_openpi(statistics: Mapping[str, Statistics]) -> str:
     return json.dumps({"norm_stats": out}, indent=2) + "\n"
 
 
-def _read_table(source: str, data: "EpisodeDataset") -> tuple[str, Stats, bool]:
-    """Name of the file, figures by its own keys, and whether it is openpi's."""
+def _read_table(source: str, data: "EpisodeDataset") -> tuple[str, Stats, bool, Record]:
+    """Name of the file, figures by its own keys, whether it is openpi's, and its content by key."""
     if source == RECORDED:
         stats = {data.catalog.stored_names.get(key, key): entry for key, entry in data.catalog.stats.items()}
-        return f"{data.catalog.root}/meta", stats, False
+        files = data.catalog.files
+        return f"{data.catalog.root}/meta", stats, False, read_json(files, GLOBAL) if files.exists(GLOBAL) else {}
     address, _, query = credentials.restore_credentials(source).partition("?" if "://" in source else "\0")
     folder, _, name = address.rpartition("/")
     folder += f"?{query}" if query else ""
     files = Files(folder or ("/" if source.startswith("/") else "."), data.catalog.files.options)
     if name.endswith(".jsonl"):
-        return files.where(name), read_per_episode(files, name), False
+        return files.where(name), read_per_episode(files, name), False, {}
     content = read_json(files, name)
     openpi = isinstance(content.get("norm_stats"), dict)
     entries = {
         key: {name: value for name, value in entry.items() if value is not None} if isinstance(entry, dict) else entry
         for key, entry in (content["norm_stats"] if openpi else content).items()
     }
-    return files.where(name), parse_stats(entries, files.where(name)), openpi
+    return files.where(name), parse_stats(entries, files.where(name)), openpi, entries
 
 
-def _parse_key(entry: Mapping[str, np.ndarray], key: str, mode: Mode, width: int, where: str) -> Statistics:
+def _refuse_booleans(entry: Any, key: str, where: str) -> None:
+    """Raise DatasetError for a figure of a vector that holds booleans or texts, which numpy takes for numbers."""
+    for name, value in entry.items() if isinstance(entry, Mapping) else ():
+        flat = np.asarray(value, object).reshape(-1)
+        wrong = [item for item in flat.tolist() if isinstance(item, bool | str)]
+        if name in _FIGURES and wrong:
+            problem = f"{name!r} of {key!r} holds {wrong[0]!r}, which is no number"
+            raise DatasetError(problem, where=where, fix="restore the file, or compute them")
+
+
+def _parse_key(
+    entry: Mapping[str, np.ndarray], key: str, modes: Sequence[DimensionMode], width: int, where: str
+) -> Statistics:
     """Parse one key's figures, each [width]."""
-    lacking = [name for name in NEEDED[mode] if name not in entry]
-    if lacking:
-        would = [repr(other) for other in NEEDED if all(name in entry for name in NEEDED[other])]
-        problem = f"{key!r} has no {lacking[0]!r}, which normalize={mode!r} needs"
-        fix = f"it suffices for {' and '.join(would)}; or compute them" if would else "compute them"
-        raise DatasetError(problem, where=where, fix=fix)
+    for mode in dict.fromkeys(modes):
+        if lacking := [name for name in NEEDED[mode] if name not in entry]:
+            would = [repr(other) for other in NEEDED if NEEDED[other] and all(name in entry for name in NEEDED[other])]
+            problem = f"{key!r} has no {lacking[0]!r}, which normalize={mode!r} needs"
+            fix = f"it suffices for {' and '.join(would)}; or compute them" if would else "compute them"
+            raise DatasetError(problem, where=where, fix=fix)
     have = {name: entry[name].reshape(-1) for name in _FIGURES if name in entry}
-    sizes = {name: len(values) for name, values in have.items()}
+    sizes = {name: len(values) for name, values in have.items()} or {"mean": 0}
     padding = min(sizes.values()) == max(sizes.values()) > width
     if padding:
         padding = _is_padding({name: values[width:] for name, values in have.items()})
@@ -138,8 +163,21 @@ def _parse_key(entry: Mapping[str, np.ndarray], key: str, mode: Mode, width: int
         problem = f"{key!r} has {have_sizes}, the dataset {width} dimensions, and the rest is not padding"
         raise DatasetError(problem, where=where, fix="name the statistics of this robot, or compute them")
     figures = {name: have[name][:width] if name in have else np.full(width, np.nan) for name in _FIGURES}
-    _check_figures(figures, key, mode, where)
+    figures = _unmasked(figures, entry.get("mask"), key, where)
+    _check_figures(figures, key, modes, where)
     return Statistics(_count(entry), **_fill_constants(figures))
+
+
+def _unmasked(figures: dict[str, np.ndarray], mask: np.ndarray | None, key: str, where: str) -> dict[str, np.ndarray]:
+    """Return figures with those of the identity where a mask, 0 or 1 [dim], is 0."""
+    if mask is None:
+        return figures
+    width, flat = len(figures["mean"]), mask.reshape(-1)
+    if len(flat) < width or not np.isin(flat, (0, 1)).all():
+        problem = f"'mask' of {key!r} is {flat.tolist()}, the dataset has {width} dimensions"
+        raise DatasetError(problem, where=where, fix="give true or false for each dimension, or compute the statistics")
+    kept = flat[:width].astype(bool)
+    return {name: np.where(kept, values, _IDENTITY[name]) for name, values in figures.items()}
 
 
 def _is_padding(rest: Mapping[str, np.ndarray]) -> bool:
@@ -152,9 +190,12 @@ def _is_padding(rest: Mapping[str, np.ndarray]) -> bool:
     return True
 
 
-def _check_figures(figures: Mapping[str, np.ndarray], key: str, mode: Mode, where: str) -> None:
-    for name in NEEDED[mode]:
-        bad = ~np.isfinite(figures[name]) | ((figures[name] < 0) if name == "std" else False)
+def _check_figures(figures: Mapping[str, np.ndarray], key: str, modes: Sequence[DimensionMode], where: str) -> None:
+    for name in _FIGURES:
+        needed = np.array([name in NEEDED[mode] for mode in modes])
+        bad = np.isinf(figures[name]) | needed & np.isnan(figures[name])
+        if name == "std":
+            bad |= figures[name] < 0
         if bad.any():
             dim = int(bad.argmax())
             problem = f"{name!r} of {key}[{dim}] is {figures[name][dim]}"

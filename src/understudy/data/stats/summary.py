@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from understudy.data.dataset import EpisodeDataset  # imports torch
 
 Mode = Literal["mean_std", "min_max", "quantile"]
+DimensionMode = Literal["mean_std", "min_max", "quantile", "identity"]
+"""Normalization of one dimension."""
 
 
 @dataclass(frozen=True)
@@ -64,30 +66,78 @@ class Statistics:
     q99: np.ndarray
 
 
-def offset_and_spread(statistics: Statistics, mode: Mode = "mean_std") -> dict[str, np.ndarray]:
+TINY = 1e-2
+"""Share of half the range of a dimension below which a spread is tiny beside it."""
+LEAST_SHARE = 1e-4
+"""Share of values far from all others below which they are damaged ones, and no part of the motion."""
+_FEWEST = 2.5  # and their number
+
+
+def offset_and_spread(
+    statistics: Statistics, mode: DimensionMode | Sequence[DimensionMode] = "mean_std"
+) -> dict[str, np.ndarray]:
     """Return the affine map of one column, (x - offset) / spread: {"offset", "spread"}, float32 [dim].
 
     "mean_std" gives mean 0 and deviation 1. "min_max" gives -1..1. "quantile" maps the 1 % and 99 % quantiles to -1 and
-    1; values beyond are not clipped, so the inverse is exact. A constant dimension gets spread 0 and its value as
-    offset. A dimension may change so rarely that both quantiles are equal (a gripper that closes in one frame of two
-    hundred): it falls back to its range, since spread 0 would lose it.
+    1; values beyond are not clipped, so the inverse is exact. "identity" leaves the values as they are. A constant
+    dimension gets spread 0 and its value as offset. A dimension may change so rarely that its spread is tiny beside its
+    range (`uses_range`): it falls back to its range.
+
+    Args:
+        statistics: of the column.
+        mode: one of all dimensions, or one of each.
     """
     s = statistics
-    if mode == "mean_std":
-        offset, spread = s.mean, s.std
-    elif mode == "min_max":
-        offset, spread = (s.min + s.max) / 2, (s.max - s.min) / 2
-    elif mode == "quantile":
-        rare = s.q99 <= s.q01
-        low, high = np.where(rare, s.min, s.q01), np.where(rare, s.max, s.q99)
-        offset, spread = (low + high) / 2, (high - low) / 2
-    else:
-        raise ValueError(f"mode={mode!r}: must be mean_std, min_max or quantile")
+    modes = [mode] * len(s.min) if isinstance(mode, str) else list(mode)
+    offset = np.full(len(modes), np.nan)
+    spread = np.full(len(modes), np.nan)
+    middle, half = (s.min + s.max) / 2, (s.max - s.min) / 2
+    for kind in dict.fromkeys(modes):
+        dims = np.array([other == kind for other in modes])
+        center, width = _center_and_width(s, kind)
+        offset[dims], spread[dims] = center[dims], width[dims]
+    ranged = uses_range(s, modes)
+    offset, spread = np.where(ranged, middle, offset), np.where(ranged, half, spread)
     # Rounding leaves a deviation of 1e-17 on equal numbers; only min == max identifies a constant.
-    constant = s.min == s.max
+    constant = (s.min == s.max) & (np.array(modes) != "identity")
     offset = np.where(constant, s.min, offset).astype(np.float32)
     spread = np.where(constant, 0.0, spread).astype(np.float32)
     return {"offset": offset, "spread": spread}
+
+
+def uses_range(statistics: Statistics, mode: DimensionMode | Sequence[DimensionMode]) -> np.ndarray:
+    """Return the dimensions, bool [dim], that the range normalizes in place of the figures of `mode`.
+
+    Their spread is 0, or tiny beside their range (`TINY`), and the rare values far from the rest are a part of the
+    motion: a gripper that is 0 but for noise in 995 of 1,000 frames. One or two damaged values, or one in 10,000, are
+    none: the range would flatten all other values. Their number follows from the deviation.
+    """
+    s = statistics
+    modes = [mode] * len(s.min) if isinstance(mode, str) else list(mode)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        half, central = (s.max - s.min) / 2, (s.q99 - s.q01) / 2
+        share = (s.std / (2 * half)) ** 2  # of values at the other end; exact where all others are equal
+        damaged = (share < LEAST_SHARE) | (share * (s.count or np.inf) < _FEWEST)
+        by_figures = {
+            "quantile": (central <= 0) | (central < TINY * half) & ~damaged,
+            "mean_std": (half > 0) & ((s.std <= 0) | (s.std < TINY * half) & (central < TINY * s.std)),
+        }
+        nothing = np.zeros(len(modes), bool)
+        tiny = np.array([by_figures.get(kind, nothing)[dim] for dim, kind in enumerate(modes)], bool)
+        return np.asarray(tiny & ~(half <= 0))
+
+
+def _center_and_width(s: Statistics, mode: DimensionMode) -> tuple[np.ndarray, np.ndarray]:
+    """Offset and spread of all dimensions by the figures of one mode."""
+    if mode == "mean_std":
+        return s.mean, s.std
+    if mode == "min_max":
+        return (s.min + s.max) / 2, (s.max - s.min) / 2
+    if mode == "quantile":
+        return (s.q01 + s.q99) / 2, (s.q99 - s.q01) / 2
+    if mode == "identity":
+        return np.zeros(len(s.min)), np.ones(len(s.min))
+    raise ValueError(f"mode={mode!r}: must be mean_std, min_max, quantile or identity")
 
 
 ROWS = 1 << 22
@@ -341,7 +391,7 @@ class SummarizeSegments:
             for key in keys:
                 first = max(0, start - reached[key][0])
                 table = rows.span(row, key, first, min(bound, stop + reached[key][1]))
-                _check_finite(key, table, f"{data.name}, episode {episode}")
+                check_finite(key, table, f"{data.name}, episode {episode}")
                 values[key] = table[start - first :]
                 builders[key].add(values[key][: stop - start])
             for differences in _differences(values, stop - start, self.delta, chunk) if self.delta else ():
@@ -366,7 +416,8 @@ def _differences(
         yield (action[np.where(there, steps, 0)] - state[now][:, None])[there]
 
 
-def _check_finite(key: str, table: np.ndarray, where: str) -> None:
+def check_finite(key: str, table: np.ndarray, where: str) -> None:
+    """Raise DatasetError for a value of a column, rows [n, dim], that is not finite."""
     bad = np.argwhere(~np.isfinite(table))
     if len(bad):
         row, dim = bad[0]

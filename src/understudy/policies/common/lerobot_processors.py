@@ -67,18 +67,86 @@ def find_step(path: Path, name: str) -> Record:
     steps = read_object(path).get("steps")
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise ConfigError(f"{path}: has no list of steps; restore the file")
-    plain = name.replace("_", "")
-    matching = [
-        step
-        for step in steps
-        if step.get("registry_name") == name or str(step.get("class", "")).lower().rpartition(".")[2].startswith(plain)
-    ]
+    matching = [step for step in steps if _is_step(step, name)]
     if len(matching) != 1:
         raise ConfigError(f"{path}: has {len(matching)} steps {name}; expected one")
     config = matching[0].get("config")
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: the step {name} has no config; restore the file")
     return matching[0]
+
+
+def _is_step(step: Record, name: str) -> bool:
+    """Whether a step has this name; a normalizer that leaves masked dimensions as they are is one, too."""
+    registered, plain = str(step.get("registry_name", "")), name.replace("_", "")
+    if registered == name or (is_masked(step) and registered.endswith("_" + name.removesuffix("_processor"))):
+        return True
+    kind = str(step.get("class", "")).lower().rpartition(".")[2]
+    return kind.startswith(plain) or (is_masked(step) and kind.endswith(f"masked{plain}step"))
+
+
+def is_masked(step: Record) -> bool:
+    """Whether a normalizer leaves the dimensions as they are for which the figure `mask` is false."""
+    kind = str(step.get("class", "")).lower().rpartition(".")[2]
+    return (
+        "_masked_" in str(step.get("registry_name", "")) or "maskednormalizer" in kind or "maskedunnormalizer" in kind
+    )
+
+
+PAIRS = (("mean", "std"), ("min", "max"), ("q01", "q99"), ("q10", "q90"))
+"""Figures of a column, two of which normalize it."""
+_NEUTRAL: dict[str, tuple[float, ...]] = {"std": (0.0, 1.0)} | dict.fromkeys(("min", "q01", "q10"), (0.0, -1.0))
+_NEUTRAL |= dict.fromkeys(("max", "q99", "q90"), (0.0, 1.0)) | {"mean": (0.0,)}
+_NOTHING = 1e-6  # openpi's zeros, up to the bins of its histograms (1e-10) and its float32 sums
+
+
+def to_numbers(value: Any, where: str) -> np.ndarray:
+    """Return figures as float64 [dim].
+
+    Args:
+        value: a tensor, or a list of a JSON file.
+        where: file, key and figure, for the message.
+
+    Raises:
+        ConfigError: it holds something else than numbers; a boolean is none.
+    """
+    try:
+        flat = np.asarray(value).reshape(-1)
+        mixed = isinstance(value, list) and any(
+            isinstance(entry, bool) for entry in np.asarray(value, object).reshape(-1)
+        )
+        if mixed or flat.dtype.kind not in "iuf":
+            raise TypeError(f"it holds {flat.dtype.name if not mixed else 'booleans'}")
+        return flat.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where} holds no numbers: {error}; restore the file") from error
+
+
+def find_padding(entry: Mapping[str, Any], where: str) -> np.ndarray:
+    """Return the dimensions, bool [dim], all of whose figures are those of padding.
+
+    Each is 0, or does not normalize: deviation 1, or a range from -1 to 1. A dimension of mean and deviation 0 whose
+    quantiles differ is a real one.
+
+    Args:
+        entry: the figures of a column.
+        where: file and key, for the message.
+
+    Raises:
+        ConfigError: figures have different widths, or are no numbers.
+    """
+    figures = {name: to_numbers(entry[name], f"{where}: {name!r}") for name in _NEUTRAL if entry.get(name) is not None}
+    widths = {name: len(values) for name, values in figures.items()}
+    if len(set(widths.values())) > 1:
+        listed = ", ".join(f"{width} of {name!r}" for name, width in widths.items())
+        raise ConfigError(f"{where} has figures of different widths: {listed}; restore the file")
+    padding = np.ones(next(iter(widths.values()), 0), bool)
+    for pair in PAIRS:
+        there = [name for name in pair if name in figures]
+        zeros = np.all([np.abs(figures[name]) < _NOTHING for name in there], axis=0)
+        neutral = np.all([figures[name] == _NEUTRAL[name][-1] for name in there], axis=0)
+        padding &= zeros | neutral
+    return padding
 
 
 def read_statistics(path: Path, step: Record) -> dict[str, dict[str, np.ndarray]]:

@@ -31,6 +31,8 @@ class Affine(nn.Module):
     def __init__(self, offset: Any, spread: Any) -> None:
         """Make the map from [H, dim] arrays, or [dim] of the only head; finite, spread >= 0, else ValueError."""
         super().__init__()
+        if _has_boolean(offset) or _has_boolean(spread):
+            raise ValueError("offset and spread must be arrays of numbers, and have a boolean")
         try:
             offset, spread = (torch.as_tensor(array, dtype=torch.float32).clone() for array in (offset, spread))
         except (TypeError, ValueError, RuntimeError) as error:  # no numbers, or rows of different lengths
@@ -94,6 +96,13 @@ class Affine(nn.Module):
             raise ValueError(f"head has shape {tuple(head.shape)}, expected ({x.shape[0]},)")
         shape = (x.shape[0], *[1] * (x.ndim - 2), offset.shape[1])
         return offset.view(shape), spread.view(shape)
+
+
+def _has_boolean(value: Any) -> bool:
+    """Whether a list, of lists, has a boolean, which torch takes for a number."""
+    if isinstance(value, list | tuple):
+        return any(map(_has_boolean, value))
+    return isinstance(value, bool)
 
 
 def of_head(table: Tensor, head: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 
 from understudy.contract.facts import FIGURES, Contract, RobotFacts, VectorFacts
 from understudy.contract.mismatch import Mismatch
-from understudy.policies.common.lerobot_processors import read_object
+from understudy.policies.common.lerobot_processors import find_padding, read_object
 from understudy.policies.contracts.tensors import tensor_shapes, unfit, weights_digest
 from understudy.policies.pi05.normalization import OPENPI, openpi_files
 from understudy.policies.pi05.released_keys import is_adaptive
@@ -60,10 +60,10 @@ def read_openpi_contract(folder: Path) -> Contract:
 
 
 def _vector(entry: Record, mode: str) -> VectorFacts:
-    """Facts of a vector without the dimensions of padding at its end, all of whose figures are 0."""
+    """Facts of a vector without the dimensions of padding at its end."""
     values = {name: np.asarray(entry[name], float).reshape(-1) for name in FIGURES if entry.get(name) is not None}
-    widths = [int(np.flatnonzero(figure)[-1]) + 1 for figure in values.values() if figure.any()]
-    width = max(widths, default=0)
+    real = [np.flatnonzero(~find_padding(entry, "norm_stats"))] if values else []
+    width = max((int(dims[-1]) + 1 for dims in real if len(dims)), default=0)
     figures = {name: figure[:width] for name, figure in values.items()}
     return VectorFacts.from_figures("", figures, width, "external" if values else "", mode)
 

@@ -18,7 +18,16 @@ import numpy as np
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
-from understudy.policies.common.lerobot_processors import LEROBOT, LEROBOT_OUT, find_step, read_object, read_statistics
+from understudy.policies.common.lerobot_processors import (
+    LEROBOT,
+    LEROBOT_OUT,
+    find_padding,
+    find_step,
+    is_masked,
+    read_object,
+    read_statistics,
+    to_numbers,
+)
 from understudy.records import Record
 
 
@@ -67,7 +76,7 @@ def keep_low(computed: Record) -> Record:
     if STATE not in computed:
         return computed
     offset, spread = (np.asarray(computed[STATE][name], np.float32) for name in ("offset", "spread"))
-    constant = spread == 0
+    constant = (spread == 0) | (offset == 0) & (spread == 1)  # and exact: dimensions that stay as they are
     most = (np.spacing(np.abs(offset)).astype(np.float64) + np.spacing(spread)) / 2
     low, high = np.float64(offset) - spread - most, np.float64(offset) + spread
     exact = map_range(low, high, np.where(constant, 1.0, 2 * np.float64(spread)))
@@ -95,14 +104,19 @@ def read_figures(entry: Any, names: Sequence[str], where: str) -> dict[str, np.n
     for name in names:
         if entry.get(name) is None:
             raise ConfigError(f"{where} has no {name!r}, by which these weights are normalized; restore the file")
-        try:
-            figures[name] = np.asarray(entry[name], np.float64).reshape(-1)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{where}: {name!r} holds no numbers; restore the file") from error
+        figures[name] = to_numbers(entry[name], f"{where}: {name!r}")
+        if (bad := np.flatnonzero(~np.isfinite(figures[name]))).size:
+            raise ConfigError(f"{where}: {name}[{bad[0]}] is {figures[name][bad[0]]}; restore the file")
     first, second = (figures[name] for name in names)
-    finite = len(first) == len(second) > 0 and np.isfinite(first).all() and np.isfinite(second).all()
-    if not finite or ((second < 0) if names[1] == "std" else (second < first)).any():
-        raise ConfigError(f"{where}: {names[0]!r} and {names[1]!r} are not finite, equally wide and in order")
+    if not len(first) == len(second) > 0:
+        raise ConfigError(
+            f"{where} has {len(first)} of {names[0]!r} and {len(second)} of {names[1]!r}: not equally wide; "
+            "restore the file"
+        )
+    if (bad := np.flatnonzero((second < 0) if names[1] == "std" else (second < first))).size:
+        dim = bad[0]
+        rule = "below 0" if names[1] == "std" else f"below {names[0]}[{dim}], {first[dim]}"
+        raise ConfigError(f"{where}: {names[1]}[{dim}] is {second[dim]}, {rule}; restore the file")
     return figures
 
 
@@ -138,15 +152,20 @@ def _maps(
     """Return offset and spread of each key that the step normalizes, and its dimensions of padding."""
     config = step["config"]
     modes, features, eps = config.get("norm_map") or {}, config.get("features") or {}, float(config.get("eps", 1e-8))
-    maps, padding = {}, {}
+    chosen = config.get("normalize_observation_keys")
+    maps: dict[str, Any] = {}
+    padding: dict[str, np.ndarray] = {}
     for key in keys:
         if key not in features and key not in figures:
             continue
         mode, where = str(modes.get(KINDS[key], "IDENTITY")), f"{path}: {key!r}"
+        if key == STATE and chosen is not None and key not in chosen:
+            mode = "IDENTITY"
         if mode == "IDENTITY":
             width = int(np.prod((features.get(key) or {}).get("shape") or [len(next(iter(figures[key].values())))]))
             maps[key] = {"offset": [0.0] * width, "spread": [1.0] * width}
-            padding[key] = np.ones(width, bool)
+            known = find_padding(figures[key], where) if key in figures else np.ones(width, bool)
+            padding[key] = known if len(known) == width else np.ones(width, bool)
             continue
         if key not in figures:
             raise ConfigError(
@@ -157,16 +176,30 @@ def _maps(
         if mode == "MEAN_STD":
             values = read_figures(figures[key], ("mean", "std"), where)
             maps[key] = map_deviation(values["mean"], values["std"] + eps)
-            padding[key] = (values["mean"] == 0) & ((values["std"] == 0) | (values["std"] == 1))
         elif mode in RANGES:
             low, high = RANGES[mode]
             values = read_figures(figures[key], (low, high), where)
             size = values[high] - values[low]
             maps[key] = map_range(values[low], values[high], np.where(size == 0, eps, size))
-            padding[key] = (values[low] == 0) & (values[high] == 0) | (values[low] == -1) & (values[high] == 1)
         else:
             raise ConfigError(f"{where} is normalized by {mode}, which is unknown here")
+        padding[key] = find_padding(figures[key], where)
+        if is_masked(step) and "mask" in figures[key]:
+            maps[key] = _unmasked(maps[key], figures[key]["mask"], where)
     return maps, padding
+
+
+def _unmasked(maps: Record, mask: np.ndarray, where: str) -> dict[str, list[float]]:
+    """Return offset and spread with those of the identity where `mask`, 0 or 1 [dim], is 0."""
+    flat = np.asarray(mask).reshape(-1)
+    width = len(maps["offset"])
+    if len(flat) != width or not np.isin(flat, (0, 1)).all():
+        raise ConfigError(f"{where}: 'mask' is {flat.tolist()}: give 0 or 1 for each of {width} dimensions")
+    keep = flat.astype(bool)
+    return {
+        "offset": np.where(keep, maps["offset"], 0.0).tolist(),
+        "spread": np.where(keep, maps["spread"], 1.0).tolist(),
+    }
 
 
 def _delta(path: Path, maps: Record) -> tuple[int, ...]:
@@ -234,8 +267,7 @@ def read_openpi(path: Path, quantiles: bool) -> Stored:
             maps[key] = map_range(low, high, high - low + OPENPI_EPS)
         else:
             maps[key] = map_deviation(low, high + OPENPI_EPS)
-        # openpi pads with zeros; up to the bins of its histograms (1e-10) and its float32 sums.
-        padding[key] = (np.abs(low) < 1e-6) & (np.abs(high) < 1e-6)
+        padding[key] = find_padding(content[name], f"{path}: {name!r}")
     return Stored(path, maps, padding)
 
 
@@ -262,6 +294,11 @@ class NormalizationSettings:
     weights: str = ""
     """Released weights to start from; "" for fresh ones, which take the normalization of the data."""
 
+    @property
+    def figures_of_weights(self) -> str:
+        """Weights whose own normalization `choose_normalization` returns; "": it is that of the data."""
+        return self.weights if self.normalization == "weights" else ""
+
     def choose_normalization(self, computed: Record) -> Record:
         """Return the normalization of a new run.
 
@@ -271,7 +308,7 @@ class NormalizationSettings:
         Raises:
             ConfigError: there is none next to the weights, or it is not one of this robot.
         """
-        if not self.weights or self.normalization == "data":
+        if not self.figures_of_weights:
             return keep_low(computed) if self.type != "pi0" else computed
         return fit_normalization(find_normalization(self.weights, self.norm_asset, self.type != "pi0"), computed)
 

@@ -2,6 +2,9 @@
 
 run_data               all sources, the order over them, their loader and prompts
 sources                one source, split into training and validation episodes
+run_normalization      the normalization of a run: computed from its episodes, or given
+dimension_modes        the setting data.normalize by the names of dimensions
+given_figures          figures from outside, confronted with a sample of the rows
 input_contract         the inputs of the robots of a run, measured on its training frames
 frames_file            frames.parquet: training and validation frames, for an account without the data
 updates                episodes that were appended to the datasets, trained on from a checkpoint on

@@ -33,12 +33,13 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.meta_files import read_json
 from understudy.data.stats.norm_heads import compute_statistics
-from understudy.data.stats.summary import Statistics
+from understudy.data.stats.summary import DimensionMode, Statistics
 from understudy.errors import DatasetError, SourceError
 from understudy.load.instructions import split_task
 from understudy.parts import Workers
 from understudy.policies.policy_folder import digests
 from understudy.progress import Progress
+from understudy.train.data.dimension_modes import describe_modes, dimension_modes
 from understudy.train.data.run_data import RunData, dataset_fingerprint, head_members
 from understudy.train.track import metrics_file
 
@@ -49,6 +50,8 @@ MOST_IMAGES, LEAST_IMAGES = 960, 8
 _BATCH = 4  # images in memory at once
 
 logger = logging.getLogger(__name__)
+
+Modes = Mapping[str, Sequence[DimensionMode]]
 
 
 def make_contract(config: TrainConfig, data: RunData, cache: Path | None = None) -> dict[str, Any]:
@@ -141,7 +144,8 @@ def _robot(
     stored = (text for n in members for text in data.training[n].catalog.tasks)
     tasks = list(dict.fromkeys(task for text in stored for task in split_task(text, separator)))
     tasks += [""] if config.augment.text_dropout and "" not in tasks else []
-    cameras, mode = {}, config.data.normalize or config.policy.NORMALIZE
+    modes = dimension_modes(config.data, data, config.policy.NORMALIZE)[members[0]]
+    cameras = {}
     for camera, numbers in _cameras_of(data, number).items():
         sizes = {data.training[n].catalog.features[camera].size for n in numbers}
         size = sizes.pop() if len(sizes) == 1 else None
@@ -164,8 +168,8 @@ def _robot(
         chunk=config.data.actions_per_chunk,
         robot_type=source.robot_type or first.catalog.robot_type or "",
         control_mode=source.control_mode,
-        state=_vector(first, STATE, source.state, statistics.get(STATE), mode) if STATE in first.keys else None,
-        action=_vector(first, ACTION, source.action, statistics.get(ACTION), mode),
+        state=_vector(first, STATE, source.state, statistics.get(STATE), modes) if STATE in first.keys else None,
+        action=_vector(first, ACTION, source.action, statistics.get(ACTION), modes),
         cameras=cameras,
         tasks=tuple(tasks[: RobotFacts.MOST_TASKS]),
         tasks_left_out=max(0, len(tasks) - RobotFacts.MOST_TASKS),
@@ -258,8 +262,9 @@ def _camera(catalog: Catalog, key: str, look: CameraPrint | None) -> CameraFacts
     return CameraFacts(key, catalog.features[key].size or (0, 0), look, color="RGB", layout="HWC", dtype="uint8")
 
 
-def _vector(part: EpisodeDataset, key: str, recorded: str, statistics: Statistics | None, mode: str) -> VectorFacts:
+def _vector(part: EpisodeDataset, key: str, recorded: str, statistics: Statistics | None, modes: Modes) -> VectorFacts:
     names = tuple(part.catalog.features[key].dimension_names)
+    mode = describe_modes(modes[key], names)
     figures = {name: getattr(statistics, name) for name in FIGURES} if statistics is not None else {}
     return VectorFacts.from_figures(recorded or key, figures, len(names), mode=mode, names=names)
 

@@ -7,8 +7,8 @@ sources are reported at once.
 import hashlib
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
 from pathlib import Path
@@ -26,9 +26,6 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.standard_keys import suggest_key
 from understudy.data.read.texts import prompt_names
 from understudy.data.stats.norm_heads import Member
-from understudy.data.stats.norm_heads import compute_normalization as normalize_heads
-from understudy.data.stats.stats_files import read_stats_file
-from understudy.data.stats.summary import Mode, Statistics
 from understudy.dataset_address import split_view
 from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError, DatasetError, SourceError
@@ -37,8 +34,7 @@ from understudy.load.instructions import split_task
 from understudy.load.loader import Batch, Loader
 from understudy.load.mixed_batches import Mixture
 from understudy.order import Order
-from understudy.parts import Workers
-from understudy.policies.registry import check_start, policy_type
+from understudy.policies.registry import policy_type
 from understudy.prompt_metadata import FORMAT, add_metadata
 from understudy.records import Record
 from understudy.storage.remote_options import RemoteOptions
@@ -213,7 +209,7 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
     names, configs = (*names, *(entry["name"] for entry in added)), tuple(configs[number] for number in of)
     opened = _open_sources(data, names, configs, entries, wrong)
     if not (sources := [source for source in opened if source is not None]):
-        raise _join_errors(wrong, len(names))
+        raise join_errors(wrong, len(names))
     try:
         cameras = _cameras(data.cameras, sources)
         recorded_images = recorded_sizes(sources, cameras)
@@ -221,17 +217,17 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
         policy = config.policy.fitted(image_sizes)
         size, sizes = common_image_size(sources, recorded_images, policy.network_size, policy.resize())
     except DatasetError as error:  # the source with that camera may be one of the wrong ones
-        raise (_join_errors(wrong, len(names)) if wrong else error) from None
+        raise (join_errors(wrong, len(names)) if wrong else error) from None
 
     def split(number: int) -> SourceSplit:
         source = opened[number]
         assert source is not None
         return split_source(names[number], source, config, cameras, sizes, entries[number], check_files)
 
-    splits = [part for part in _for_each_source(names, split, wrong) if part is not None]
+    splits = [part for part in for_each_source(names, split, wrong) if part is not None]
     _check_states(names, opened, wrong)
     if wrong:
-        raise _join_errors(wrong, len(names))
+        raise join_errors(wrong, len(names))
     training, apart = tuple(part.training for part in splits), tuple(part.validation for part in splits)
     check_disjoint(names, training, apart)
     _check_together(data, training)
@@ -289,7 +285,7 @@ def _open_sources(
             catalogs[place] = Catalog.open(address, remote, **{name: text or None for name, text in layout.items()})
         return open_source(source, with_view(catalogs[place], view, entries[number]), data.cameras, entries[number])
 
-    return _for_each_source(names, open_one, wrong)
+    return for_each_source(names, open_one, wrong)
 
 
 def _check_states(names: Sequence[str], opened: Sequence[Source | None], wrong: dict[str, DatasetError]) -> None:
@@ -336,7 +332,7 @@ def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, .
     return chosen or cameras
 
 
-def _for_each_source(
+def for_each_source(
     labels: Sequence[str], work: Callable[[int], _T], wrong: dict[str, DatasetError]
 ) -> list[_T | None]:
     """Do `work` for each source that is not in `wrong`; an error goes into `wrong`, and None into the result."""
@@ -353,7 +349,7 @@ def _for_each_source(
     return outcomes
 
 
-def _join_errors(wrong: dict[str, DatasetError], count: int) -> DatasetError:
+def join_errors(wrong: dict[str, DatasetError], count: int) -> DatasetError:
     """Join the errors of sources, of `count` in all, into one."""
     if count == 1:
         return next(iter(wrong.values()))
@@ -369,55 +365,6 @@ def head_members(data: RunData, with_delta: bool = True) -> list[Member]:
         Member(part, data.heads[data.head_of_source[number]], data.delta[number] if with_delta else ())
         for number, part in enumerate(data.training)
     ]
-
-
-def compute_normalization(
-    data: RunData, mode: Mode, cache: Path | None = None, workers: Workers | None = None
-) -> dict[str, Any]:
-    """Compute offset and spread of the policy's inputs and outputs, per head, from the training episodes alone.
-
-    Args:
-        data: the data of the run.
-        mode: the setting `data.normalize`.
-        cache: folder of earlier results; None keeps nothing.
-        workers: processes that read the rows; None reads them in this one.
-
-    Raises:
-        DatasetError: a value, validation episodes included, is not finite (names episode and dimension), or sources of
-            one head differ in width.
-    """
-    wrong: dict[str, DatasetError] = {}
-
-    def external(number: int) -> Mapping[str, Statistics] | None:
-        path, part = data.stats[number], data.training[number]
-        return read_stats_file(path, mode, part, data.delta[number]) if path else None
-
-    recorded = _for_each_source(data.names, external, wrong)
-    if wrong:
-        raise _join_errors(wrong, len(data.names))
-    members = [
-        replace(member, recorded=statistics) for member, statistics in zip(head_members(data), recorded, strict=True)
-    ]
-    chunk = data.training[0].reach_of(ACTION)[1] + 1
-    validation = [other for other in data.validation if other is not None]
-    return normalize_heads(members, mode, chunk, cache, validation, workers)
-
-
-def choose_normalization(
-    config: TrainConfig, data: RunData, cache: Path | None = None, workers: Workers | None = None
-) -> Record:
-    """Return the normalization of a new run: that of the weights it starts from, or of its training episodes.
-
-    The statistics of the data are computed in either case, because they find values that no run can use.
-
-    Raises:
-        ConfigError: the weights have none, or one of another robot, or settings that contradict those of the run.
-        DatasetError: see `compute_normalization`.
-    """
-    if config.policy.START_CHECK and not config.init_from:
-        check_start(data.policy_config(config))
-    computed = compute_normalization(data, config.data.normalize or config.policy.NORMALIZE, cache, workers)
-    return config.policy.choose_normalization(computed)
 
 
 VALIDATION_EPISODES = "held-out episodes"

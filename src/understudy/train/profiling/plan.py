@@ -38,13 +38,13 @@ from understudy.progress import Progress
 from understudy.records import Batch, Record
 from understudy.train.data.run_data import (
     RunData,
-    choose_normalization,
     instructions,
     longest_prompts,
     open_data,
     prompt_fields,
     read_first_batch,
 )
+from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.memory_check import RESERVED
 from understudy.train.micro_batches import check_budget, largest_part
 from understudy.train.paths import with_local_files

@@ -29,7 +29,8 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import join_mesh
 from understudy.load.loader import Loader
 from understudy.records import Record
-from understudy.train.data.run_data import choose_normalization, make_loader, make_order, open_data
+from understudy.train.data.run_data import make_loader, make_order, open_data
+from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.loop import StepRunner
 from understudy.train.micro_batches import PartCounts, add_counts
 from understudy.train.optimizer_step import NULL, Timer

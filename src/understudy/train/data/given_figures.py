@@ -1,0 +1,391 @@
+"""Figures that a run does not compute from all of its rows, confronted with a sample of them before the first step.
+
+Statistics of a file, of released weights or of an initial policy may be those of other units, of absolute actions in
+place of differences, or of a robot whose gripper never moved. So may those of a norm head that several sources share,
+for one of them. A line names the dimensions in which more than `SHARE` of the normalized values exceed `FAR`. Beyond
+`ABSURD`, the mean square that a loss begins with, the run is refused.
+
+A dimension is never divided by a spread that is tiny beside its range: training divides by the range there, and a line
+names it. That holds where the figures describe the rows but for rare values, and of weights also where one dimension
+rested in their training. Where most dimensions disagree, the figures are those of something else, and stay.
+
+The sample is a function of the seed: at most `ROWS` rows of at most `SEGMENTS` segments, whatever the dataset has.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from understudy.batch_keys import ACTION, STATE
+from understudy.credentials import redact
+from understudy.data.dataset import EpisodeDataset
+from understudy.data.read.rows import Rows
+from understudy.data.stats.norm_heads import name_dimensions
+from understudy.data.stats.stats_files import RECORDED
+from understudy.data.stats.summary import LEAST_SHARE, TINY, DimensionMode, Statistics, check_finite, vector_widths
+from understudy.errors import DatasetError
+from understudy.order.random import make_key, permutation
+from understudy.records import Record
+from understudy.train.data.run_data import RunData
+
+ROWS = 100_000
+"""Most rows of a sample of all sources."""
+SEGMENTS = 64
+"""Most segments of a source that are read; fewer of each where there are several sources."""
+SOURCES = 256
+"""Most sources that are confronted."""
+FAR = 20.0
+"""Magnitude of a normalized value that is far: sound ones are of about 1."""
+SHARE = 0.01
+"""Share of far values from which a dimension is named."""
+ABSURD = 1000.0
+"""Mean square of the normalized values of a vector from which a run is refused; sound ones have about 1."""
+NARROW = 0.01
+"""Half the range of the normalized values below which a dimension is named."""
+RARE = 0.02
+"""Most values outside the quantiles that describe a dimension."""
+_CACHE = 256 << 20
+_VALUES = 1 << 23  # most numbers of a sample
+_MOST_NAMED = 12
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Origin of a normalization, for messages."""
+
+    name: str
+    """As in `data.stats recorded`."""
+    fix: str
+    """Remedy of figures that are not those of the rows."""
+    of_weights: bool = False
+    """Whether weights were trained with it, so that no other one can take its place as a whole."""
+    refuses: bool = True
+    """Whether absurd values are an error, and not only named."""
+
+
+def of_file(stats: str) -> Origin:
+    """Return the origin of statistics that `data.stats` names."""
+    anew = "; `understudy edit` computes recorded ones anew" if stats == RECORDED else ""
+    return Origin(
+        f"data.stats {redact(stats)}",
+        "give statistics of this data, in its units and of its differences, or leave `stats` out: they are computed "
+        f"then{anew}",
+    )
+
+
+def of_weights(path: str) -> Origin:
+    """Return the origin of the figures next to released weights."""
+    fix = (
+        "give data in the units of these weights, with their delta_action_dims, or train them further with the "
+        "figures of this data: --policy.normalization data"
+    )
+    return Origin(f"policy.weights {path}", fix, of_weights=True)
+
+
+def of_policy(path: str) -> Origin:
+    """Return the origin of the figures of an initial policy."""
+    fix = "give data in the units of that policy, or train a new policy (without init_from)"
+    return Origin(f"init_from {path}", fix, of_weights=True)
+
+
+OF_HEAD = Origin(
+    "the statistics of the whole norm head", "give the sources different robot types or control modes", refuses=False
+)
+"""Origin of computed figures that a source shares with others."""
+OF_START = Origin("the statistics of the start of the run", "correct the new episodes, or resume without --data.update")
+"""Origin of the figures of a run, for episodes that were appended to its datasets."""
+
+
+@dataclass
+class Samples:
+    """Samples of the rows of the sources of a run, each read once."""
+
+    data: RunData
+    seed: int
+    sources: int = 1
+    """Number of sources among which the rows are divided."""
+    _read: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+
+    def of(self, number: int) -> dict[str, np.ndarray]:
+        """Return rows of `ACTION` (as learnt) and `STATE` of a source, float64 [n, dim] each."""
+        if number not in self._read:
+            data = self.data
+            chunk = data.training[number].reach_of(ACTION)[1] + 1
+            key = make_key(self.seed, "given figures", number)
+            share = max(1, ROWS // self.sources)
+            segments = max(1, SEGMENTS // self.sources)
+            self._read[number] = sample_rows(data.training[number], data.delta[number], chunk, key, share, segments)
+        return self._read[number]
+
+
+def sample_rows(
+    data: EpisodeDataset, delta: Sequence[int], chunk: int, key: int, rows: int = ROWS, segments: int = SEGMENTS
+) -> dict[str, np.ndarray]:
+    """Read consecutive rows of a few segments, both chosen by a key.
+
+    Args:
+        data: the source.
+        delta: dimensions of the action that are differences to the state, each by one valid step of its window.
+        chunk: frames of the action's window.
+        key: 64 bits.
+        rows: most rows.
+        segments: most segments.
+
+    Returns:
+        `ACTION`, as learnt, and `STATE` if present, float64 [n, dim].
+
+    Raises:
+        DatasetError: a file cannot be read, or a value is not finite.
+    """
+    widths = vector_widths(data)
+    keys = tuple(widths)
+    rows = min(rows, max(1000, _VALUES // sum(widths.values())))
+    count = min(len(data.segments), segments, rows)
+    chosen = np.sort(permutation(len(data.segments), key).forward(np.arange(count, dtype=np.uint64))).astype(np.int64)
+    reader = Rows(data.catalog, keys, _CACHE)
+    tables: dict[str, list[np.ndarray]] = {name: [] for name in keys}
+    for number in chosen.tolist():
+        episode, start, stop = data.segments[number].tolist()
+        size = min(stop - start, rows // count)
+        first = start + make_key(key, "first row", number) % (stop - start - size + 1)
+        bound = min(int(data.window_stops[number]), first + size + chunk - 1) if delta else first + size
+        row = data.catalog.episodes.row_of(episode)
+        read = {}
+        for name in keys:
+            table = reader.span(row, name, first, bound)
+            check_finite(name, table, f"{data.name}, episode {episode}")
+            read[name] = table.astype(np.float64)
+        action = read[ACTION][:size].copy()
+        if delta:
+            now = np.arange(size)
+            steps = (now * 7919 + make_key(key, "step", number) % chunk) % chunk
+            ahead = now + steps % (bound - first - now)
+            dims = list(delta)
+            action[:, dims] = read[ACTION][ahead][:, dims] - read[STATE][:size][:, dims]
+        for name in keys:
+            tables[name].append(action if name == ACTION else read[name][:size])
+    return {name: np.concatenate(parts) for name, parts in tables.items()}
+
+
+def with_ranges(
+    recorded: Mapping[str, Statistics],
+    sample: Callable[[], Mapping[str, np.ndarray]],
+    modes: Mapping[str, Sequence[DimensionMode]],
+    names: Mapping[str, Sequence[str]],
+    where: str,
+) -> dict[str, Statistics]:
+    """Return given statistics with the range of the rows where they have equal quantiles and no range.
+
+    Args:
+        recorded: the statistics, by key.
+        sample: reads rows, by key.
+        modes: normalization of each dimension, by key.
+        names: names of the dimensions, by key.
+        where: place of the statistics.
+
+    Raises:
+        DatasetError: the rows of such a dimension do not rest at its quantiles.
+    """
+    completed = dict(recorded)
+    for key, statistics in recorded.items():
+        with np.errstate(invalid="ignore"):
+            equal = (statistics.q99 <= statistics.q01) & ~np.isfinite(statistics.min + statistics.max)
+        equal &= np.array([mode == "quantile" for mode in modes[key]])
+        if not equal.any():
+            continue
+        rows, rest = sample()[key], statistics.q01
+        low, high = np.minimum(rows.min(0), rest), np.maximum(rows.max(0), rest)
+        away = (np.abs(rows - np.where(equal, rest, 0)) > _noise(rows)).mean(0)
+        if (wrong := np.flatnonzero(equal & (away > RARE))).size:
+            dim = int(wrong[0])
+            ends = np.quantile(rows[:, dim], [0.01, 0.99])
+            problem = (
+                f"{name_dimensions(key, [dim], names[key])} has q01 = q99 = {rest[dim]:.6g}, and 98 % of its values "
+                f"are between {ends[0]:.4g} and {ends[1]:.4g}: these are not the statistics of this data"
+            )
+            raise DatasetError(problem, where=where, fix=of_file(where).fix)
+        completed[key] = replace(
+            statistics,
+            min=np.where(equal, low, statistics.min),
+            max=np.where(equal, high, statistics.max),
+        )
+    return completed
+
+
+def _noise(rows: np.ndarray) -> np.ndarray:
+    """Range, float64 [dim], below which the values of rows [n, dim] are one number and its rounding."""
+    return np.maximum(1e-6, 1e-5 * np.abs(rows).max(0))
+
+
+def settle(
+    normalization: Record,
+    samples: Samples,
+    origins: Mapping[int, Origin],
+    modes: Sequence[Mapping[str, Sequence[DimensionMode]]] = (),
+) -> dict[str, Any]:
+    """Confront a normalization with the rows of some sources, and return it with the spreads to train with.
+
+    Args:
+        normalization: the normalization, its heads in the sequence of those of the run.
+        samples: rows of the sources.
+        origins: number of a source -> origin of the figures of its head.
+        modes: by source, normalization of each dimension that the settings name; `identity` is not confronted.
+
+    Raises:
+        DatasetError: the figures are not those of the rows, and the loss would be absurd.
+    """
+    data = samples.data
+    settled: dict[str, Any] = dict(normalization)
+    for head in dict.fromkeys(int(data.head_of_source[number]) for number in origins):
+        numbers = [number for number in origins if data.head_of_source[number] == head]
+        given = [origins[number] for number in numbers if origins[number].refuses]
+        if given and given[0] is not OF_START:
+            settled = _mend(settled, samples, head, numbers, given[0])
+    for number, origin in origins.items():
+        identity = modes[number] if modes else {}
+        _confront(settled, samples, number, origin, identity)
+    return settled
+
+
+def _mend(normalization: Record, samples: Samples, head: int, numbers: Sequence[int], origin: Origin) -> dict[str, Any]:
+    """Return a normalization that divides by the range of the rows where the spread of a head is tiny beside it."""
+    mended, lines = dict(normalization), list[str]()
+    for key in (ACTION, STATE):
+        parts = [samples.of(number)[key] for number in numbers if key in samples.of(number)]
+        if key not in normalization or not parts:
+            continue
+        rows = np.concatenate(parts)
+        width = rows.shape[1]
+        offset, spread = (_of_head(normalization, key, name, head)[:width] for name in ("offset", "spread"))
+        low, high = rows.min(0), rows.max(0)
+        half, noise = (high - low) / 2, _noise(rows)
+        distance = np.abs(rows - offset)
+        far = (distance > np.maximum(FAR * spread, noise)).mean(0)
+        rests = 2 * half <= noise
+        inside = (offset >= low - half) & (offset <= high + half)
+        tiny = ~rests & (spread < TINY * half) & (far >= max(LEAST_SHARE, 3 / len(rows))) & inside
+        agrees = far <= RARE
+        if origin.of_weights:  # one dimension may have rested there; if most differ, it is a matter of units
+            agrees |= tiny.sum() <= (~rests).sum() / 2
+        ranged = tiny & agrees
+        constant = rests & (spread <= noise) & (distance.max(0) > FAR * spread)
+        if not (ranged | constant).any():
+            continue
+        new = {
+            "offset": np.where(ranged | constant, (low + high) / 2, offset),
+            "spread": np.where(ranged, half, np.where(constant, 0.0, spread)),
+        }
+        for name, values in new.items():
+            mended[key] = {**mended[key], name: _with_head(mended, key, name, head, values)}
+        names = samples.data.training[numbers[0]].catalog.features[key].dimension_names
+        if ranged.any():
+            lines.append(f"divides by the range of the rows: {name_dimensions(key, np.flatnonzero(ranged), names)}")
+        if constant.any():
+            lines.append(f"takes the constant of the rows: {name_dimensions(key, np.flatnonzero(constant), names)}")
+    if lines:
+        reason = "their spread is tiny beside it" if any("range" in line for line in lines) else "they rest"
+        logger.warning("normalization by %s: training %s (%s)", origin.name, "; ".join(lines), reason)
+    return mended
+
+
+def _of_head(normalization: Record, key: str, name: str, head: int) -> np.ndarray:
+    return np.atleast_2d(np.asarray(normalization[key][name], np.float64))[head]
+
+
+def _with_head(normalization: Record, key: str, name: str, head: int, values: np.ndarray) -> list[Any]:
+    """Return the table of a key with the first values of one head replaced, float32."""
+    table = np.asarray(normalization[key][name], np.float32)
+    np.atleast_2d(table)[head, : len(values)] = values.astype(np.float32)
+    filled: list[Any] = table.tolist()
+    return filled
+
+
+def _confront(
+    normalization: Record,
+    samples: Samples,
+    number: int,
+    origin: Origin,
+    modes: Mapping[str, Sequence[DimensionMode]],
+) -> None:
+    """Name the dimensions of a source whose normalized values are far from sound ones, or refuse them."""
+    data = samples.data
+    head = int(data.head_of_source[number])
+    far_dims, narrow_dims, absurd = list[str](), list[str](), list[tuple[float, str]]()
+    for key in (ACTION, STATE):
+        rows = samples.of(number).get(key)
+        if rows is None or key not in normalization:
+            continue
+        width = rows.shape[1]
+        offset, spread = (_of_head(normalization, key, name, head)[:width] for name in ("offset", "spread"))
+        names = data.training[number].catalog.features[key].dimension_names
+        noise, distance = _noise(rows), np.abs(rows - offset)
+        moved = distance > noise
+        scaled = np.divide(distance, spread, out=np.where(moved, np.inf, 0.0), where=spread > 0)
+        share = (scaled > FAR).mean(0)
+        chosen = np.array([mode != "identity" for mode in modes[key]]) if key in modes else np.ones(width, bool)
+        bad = chosen & (share > SHARE)
+        for dim in np.flatnonzero(bad).tolist():
+            constant = spread[dim] == 0
+            typical = f"constant {offset[dim]:.4g}" if constant else f"typically {np.median(scaled[:, dim]):.3g}"
+            far_dims.append(f"{name_dimensions(key, [dim], names)} {share[dim]:.0%} ({typical})")
+        square = float((scaled[:, bad] ** 2).mean(0).sum() / width) if bad.any() else 0.0
+        if square > ABSURD:
+            absurd.append((square, key))
+        half = (rows.max(0) - rows.min(0)) / 2
+        narrow = chosen & (2 * half > noise) & (spread > 0) & (half < NARROW * spread) & ~bad
+        narrow_dims += [f"{name_dimensions(key, [dim], names)}" for dim in np.flatnonzero(narrow).tolist()]
+    where = f"source {data.names[number]!r}, " if len(data.names) > 1 else ""
+    named = _shortened(far_dims)
+    if absurd and origin.refuses:
+        square, key = max(absurd)
+        problem = (
+            f"{where}normalized by {origin.name}, values are not of the size that these figures describe: beyond "
+            f"{FAR:g} are {named}; the mean square of {key!r} is {square:.3g}, in place of about 1"
+        )
+        raise DatasetError(problem, fix=origin.fix)
+    if far_dims:
+        logger.warning(
+            "normalization by %s: %snormalized values beyond %g, in place of about 1, in %s: %s",
+            origin.name,
+            where,
+            FAR,
+            named,
+            origin.fix,
+        )
+    if narrow_dims and origin.refuses:
+        logger.warning(
+            "normalization by %s: %sthe values of %s stay within %g after normalization: the figures are those of a "
+            "wider motion, or of other units",
+            origin.name,
+            where,
+            _shortened(narrow_dims),
+            NARROW,
+        )
+
+
+def _shortened(items: Sequence[str]) -> str:
+    more = f" and {len(items) - _MOST_NAMED} more" if len(items) > _MOST_NAMED else ""
+    return ", ".join(items[:_MOST_NAMED]) + more
+
+
+def shared_heads(data: RunData) -> Iterable[int]:
+    """Return the numbers of the sources whose head other sources share."""
+    counts = np.bincount(data.head_of_source, minlength=len(data.heads))
+    numbers: list[int] = np.flatnonzero(counts[data.head_of_source] > 1).tolist()
+    return numbers
+
+
+def limited(origins: Mapping[int, Origin], seed: int) -> dict[int, Origin]:
+    """Return at most `SOURCES` of the sources, chosen by the seed."""
+    numbers = list(origins)
+    if len(numbers) <= SOURCES:
+        return dict(origins)
+    chosen = permutation(len(numbers), make_key(seed, "confronted sources")).forward(
+        np.arange(SOURCES, dtype=np.uint64)
+    )
+    return {numbers[place]: origins[numbers[place]] for place in sorted(chosen.tolist())}

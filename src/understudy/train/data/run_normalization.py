@@ -1,0 +1,146 @@
+"""The normalization of a run: computed from its training episodes, or given and confronted with their rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from understudy.batch_keys import ACTION
+from understudy.config.train import TrainConfig
+from understudy.data.stats.norm_heads import compute_normalization as normalize_heads
+from understudy.data.stats.stats_files import read_stats_file
+from understudy.data.stats.summary import DimensionMode, Mode, Statistics, vector_widths
+from understudy.errors import DatasetError
+from understudy.parts import Workers
+from understudy.policies.registry import check_start
+from understudy.records import Record
+from understudy.train.data.dimension_modes import check_identity, dimension_modes, rest_mode
+from understudy.train.data.given_figures import (
+    OF_HEAD,
+    OF_START,
+    Origin,
+    Samples,
+    limited,
+    of_file,
+    of_policy,
+    of_weights,
+    settle,
+    shared_heads,
+    with_ranges,
+)
+from understudy.train.data.run_data import RunData, for_each_source, head_members, join_errors
+
+
+def compute_normalization(
+    data: RunData,
+    mode: Mode,
+    cache: Path | None = None,
+    workers: Workers | None = None,
+    modes: Sequence[Mapping[str, Sequence[DimensionMode]]] | None = None,
+    samples: Samples | None = None,
+) -> dict[str, Any]:
+    """Compute offset and spread of the policy's inputs and outputs, per head, from the training episodes alone.
+
+    Args:
+        data: the data of the run.
+        mode: the setting `data.normalize`.
+        cache: folder of earlier results; None keeps nothing.
+        workers: processes that read the rows; None reads them in this one.
+        modes: by source, normalization of each dimension by key; None: `mode` for all.
+        samples: rows of the sources with external statistics; None reads some.
+
+    Raises:
+        DatasetError: a value, validation episodes included, is not finite (names episode and dimension), or sources of
+            one head differ in width.
+    """
+    wrong: dict[str, DatasetError] = {}
+    samples = samples or Samples(data, 0, sum(map(bool, data.stats)))
+
+    def external(number: int) -> Mapping[str, Statistics] | None:
+        path, part = data.stats[number], data.training[number]
+        if not path:
+            return None
+        of_keys = modes[number] if modes else {}
+        of_source = {key: of_keys.get(key) or (mode,) * width for key, width in vector_widths(part).items()}
+        recorded = read_stats_file(path, of_source, part, data.delta[number])
+        names = {key: part.catalog.features[key].dimension_names for key in recorded}
+        return with_ranges(recorded, partial(samples.of, number), of_source, names, path)
+
+    recorded = for_each_source(data.names, external, wrong)
+    if wrong:
+        raise join_errors(wrong, len(data.names))
+    members = [
+        replace(member, recorded=statistics, modes=modes[number] if modes else None)
+        for number, (member, statistics) in enumerate(zip(head_members(data), recorded, strict=True))
+    ]
+    chunk = data.training[0].reach_of(ACTION)[1] + 1
+    validation = [other for other in data.validation if other is not None]
+    return normalize_heads(members, mode, chunk, cache, validation, workers)
+
+
+def choose_normalization(
+    config: TrainConfig, data: RunData, cache: Path | None = None, workers: Workers | None = None
+) -> Record:
+    """Return the normalization of a new run: that of the weights it starts from, or of its training episodes.
+
+    The statistics of the data are computed in either case, because they find values that no run can use. Figures that
+    are not those of all rows are confronted with some of them (`given_figures.py`).
+
+    Raises:
+        ConfigError: the weights have none, or one of another robot, or settings that contradict those of the run.
+        DatasetError: see `compute_normalization`; or figures from outside are not those of this data.
+    """
+    if config.policy.START_CHECK and not config.init_from:
+        check_start(data.policy_config(config))
+    default = config.policy.NORMALIZE
+    modes = dimension_modes(config.data, data, default)
+    weights = "" if config.init_from else config.policy.figures_of_weights
+    origins = limited(_origins(data, weights), config.seed)
+    samples = Samples(data, config.seed, max(1, len(origins)))
+    named = modes if isinstance(config.data.normalize, Mapping) else None
+    rest: Any = rest_mode(config.data.normalize, default)
+    computed = compute_normalization(data, rest, cache, workers, named, samples)
+    chosen = config.policy.choose_normalization(computed)
+    if config.init_from:
+        return chosen  # for its heads and dimensions; the run takes that of the initial policy
+    if weights and named is not None:
+        check_identity(chosen, data, modes, f"policy.weights {weights}")
+    return settle(chosen, samples, origins, modes)
+
+
+def confront_policy(config: TrainConfig, data: RunData, normalization: Record) -> Record:
+    """Return the normalization of an initial policy as a run trains with it.
+
+    Raises:
+        ConfigError: the settings contradict it.
+        DatasetError: it is not that of this data.
+    """
+    modes = dimension_modes(config.data, data, config.policy.NORMALIZE)
+    if isinstance(config.data.normalize, Mapping):
+        check_identity(normalization, data, modes, f"init_from {config.init_from}")
+    origins = limited(dict.fromkeys(range(len(data.names)), of_policy(config.init_from)), config.seed)
+    return settle(normalization, Samples(data, config.seed, len(origins)), origins, modes)
+
+
+def confront_update(config: TrainConfig, data: RunData, normalization: Record, first: int) -> None:
+    """Confront the figures of a run with the rows of the sources from number `first` on, which an update adds.
+
+    Raises:
+        DatasetError: they are not those of the new rows.
+    """
+    origins = limited(dict.fromkeys(range(first, len(data.names)), OF_START), config.seed)
+    modes = dimension_modes(config.data, data, config.policy.NORMALIZE)
+    settle(normalization, Samples(data, config.seed, max(1, len(origins))), origins, modes)
+
+
+def _origins(data: RunData, weights: str) -> dict[int, Origin]:
+    """Origin of the figures of each source that are not those of its own rows alone."""
+    if weights:
+        return dict.fromkeys(range(len(data.names)), of_weights(weights))
+    origins = dict.fromkeys(shared_heads(data), OF_HEAD)
+    given = {int(data.head_of_source[number]): path for number, path in enumerate(data.stats) if path}
+    for number, head in enumerate(data.head_of_source.tolist()):
+        if head in given:
+            origins[number] = of_file(data.stats[number] or given[head])
+    return dict(sorted(origins.items()))
