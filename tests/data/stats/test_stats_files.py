@@ -227,3 +227,33 @@ def test_external_real_recordings_carry_what_their_rows_say(real_data: Path) -> 
     for key in (ACTION, STATE):
         np.testing.assert_allclose(recorded[key].mean, computed[key].mean, atol=1e-3)
         np.testing.assert_allclose(recorded[key].std, computed[key].std, atol=1e-3)
+
+
+@pytest.mark.parametrize("value", [True, "1.5", np.inf, np.nan])
+@pytest.mark.parametrize("source", ["openpi", "lerobot", "recorded"])
+def test_external_figures_that_are_no_numbers_are_refused(
+    data: EpisodeDataset, tmp_path: Path, value: Any, source: str
+) -> None:
+    entry = {**PI, "min": [0, 0], "max": [1, 1], "std": [0.5, value]}
+    state = {"mean": [0, 0, 0], "std": [1, 1, 1], "q01": [-2, -2, -2], "q99": [2, 2, 2]}
+    if source == "openpi":
+        path, of = saved(tmp_path, norm_stats(entry)), data
+    elif source == "lerobot":
+        path, of = saved(tmp_path, json.dumps({ACTION: entry, STATE: state}), "stats.json"), data
+    else:
+        write_dataset(tmp_path / "d", Spec(cameras=()))
+        edit_json(tmp_path / "d/meta/stats.json", lambda content: content.update({ACTION: entry, STATE: state}))
+        path, of = "recorded", EpisodeDataset(tmp_path / "d", keys=[ACTION, STATE])
+    with pytest.raises(DatasetError) as caught:
+        read_stats_file(path, "mean_std", of)
+    assert "std" in caught.value.what
+
+
+def test_external_a_mask_leaves_its_dimensions_as_they_are(data: EpisodeDataset, tmp_path: Path) -> None:
+    path = saved(tmp_path, norm_stats({**PI, "mask": [True, False]}))
+    for mode in ("mean_std", "quantile"):
+        found = offset_and_spread(read_stats_file(path, mode, data)[ACTION], mode)
+        assert (found["offset"][1], found["spread"][1]) == (0, 1)
+        assert found["offset"][0] == 1
+    with refused("mask", "actions", where="norm_stats.json", fix="each dimension"):
+        read_stats_file(saved(tmp_path, norm_stats({**PI, "mask": [1, 2]})), "mean_std", data)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from support.refusals import refused
 from understudy.batch_keys import ACTION, STATE
@@ -353,3 +353,117 @@ def test_a_run_has_one_start() -> None:
     assert not any("init_from" in line for line in config.problems())
     assert any("init_from" in line for line in replace(config, init_from="two").problems())
     assert not any("init_from" in line for line in replace(config, init_from="two", policy=Pi05Settings()).problems())
+
+
+# -- figures of padding, and of no numbers ----------------------------------------------------------------------------
+
+
+def wide(**last: float) -> dict[str, Any]:
+    """Figures with a fourth action whose own figures are `last`, 0 where they have none."""
+    entry = {name: [*row, last.get(name, 0.0)] for name, row in FIGURES["actions"].items()}
+    return {**FIGURES, "actions": entry}
+
+
+@pytest.mark.parametrize("quantiles", [True, False])
+@pytest.mark.parametrize("last", [{"q99": 0.5}, {"std": 0.2}, {"mean": 1e-3}, {"q01": -0.5, "q99": 0.5, "std": 1.0}])
+def test_a_dimension_with_one_figure_of_its_own_is_no_padding(
+    tmp_path: Path, last: dict[str, float], quantiles: bool
+) -> None:
+    """Whatever figures the type of policy is normalized by."""
+    write_openpi(tmp_path, wide(**last))
+    with refused("action", kind=ConfigError):
+        fit_normalization(find_normalization(tmp_path, quantiles=quantiles), computed())
+
+
+@pytest.mark.parametrize(
+    "last", [{}, {"std": 1.0}, {"std": 1.0, "q01": -1.0, "q99": 1.0}, {"q01": -1e-10, "q99": 1e-10}]
+)
+def test_a_dimension_whose_figures_are_all_neutral_is_padding(tmp_path: Path, last: dict[str, float]) -> None:
+    write_openpi(tmp_path, wide(**last))
+    fit_normalization(find_normalization(tmp_path), computed())
+
+
+@pytest.mark.parametrize("mode", ["MEAN_STD", "QUANTILES", "MIN_MAX", "IDENTITY"])
+def test_lerobot_recognises_padding_by_figures_that_its_mode_does_not_use(tmp_path: Path, mode: str) -> None:
+    write_lerobot(tmp_path, mode)
+    rest = {"mean": 0.0, "std": 0.0, "q01": 0.0, "q99": 0.0, "q10": 0.0, "q90": 0.0, "min": 0.0, "max": 0.0}
+    for own, is_real in ((rest, False), (rest | {"max": 2.0}, True)):
+        for path in tmp_path.glob("*.safetensors"):
+            stats = load_file(path)
+            for name, value in own.items():
+                stats[f"{ACTION}.{name}"] = np.append(stats[f"{ACTION}.{name}"][:3], np.float32(value))
+            save_file(stats, path)
+        for path in tmp_path.glob("*.json"):
+            path.write_text(path.read_text().replace('"shape": [3]', '"shape": [4]'))
+        if is_real:
+            with refused(ACTION, kind=ConfigError):
+                fit_normalization(find_normalization(tmp_path), computed())
+        else:
+            fit_normalization(find_normalization(tmp_path), computed())
+
+
+@pytest.mark.parametrize("value", [True, "1.5", None, float("nan"), float("inf")])
+@pytest.mark.parametrize("figure", ["q01", "q99"])
+def test_a_figure_that_is_no_number_is_refused_by_name(tmp_path: Path, figure: str, value: Any) -> None:
+    figures = {**FIGURES, "state": {**FIGURES["state"], figure: [FIGURES["state"][figure][0], value]}}
+    write_openpi(tmp_path, figures)
+    with pytest.raises(ConfigError) as caught:
+        find_normalization(tmp_path)
+    assert figure in str(caught.value)
+    assert "state" in str(caught.value)
+
+
+def test_a_negative_deviation_and_a_short_figure_are_refused_by_name(tmp_path: Path) -> None:
+    for number, (figure, row) in enumerate((("std", [2.0, -0.25]), ("mean", [0.5]), ("std", [[2.0], [0.25, 1.0]]))):
+        folder = write_openpi(tmp_path / str(number), {**FIGURES, "state": {**FIGURES["state"], figure: row}})
+        with pytest.raises(ConfigError, match=figure):
+            find_normalization(folder, quantiles=False)
+
+
+def test_booleans_of_a_state_file_of_lerobot_are_refused(tmp_path: Path) -> None:
+    write_lerobot(tmp_path, "MEAN_STD")
+    for path in tmp_path.glob("*preprocessor*.safetensors"):
+        save_file(load_file(path) | {f"{STATE}.std": np.array([True, True])}, path)
+    with refused("std", kind=ConfigError):
+        find_normalization(tmp_path)
+
+
+# -- LeRobot's masks --------------------------------------------------------------------------------------------------
+
+
+def mask(folder: Path, masked: bool) -> None:
+    """Add the figure `mask` to the steps; only a masked normalizer heeds it."""
+    for path in folder.glob("*.safetensors"):
+        stats = load_file(path)
+        save_file(stats | {f"{ACTION}.mask": np.array([1, 1, 0], np.float32)}, path)
+    for path in folder.glob("*.json") if masked else ():
+        text = path.read_text().replace('"unnormalizer_processor"', '"molmoact2_masked_unnormalizer"')
+        path.write_text(text.replace('"normalizer_processor"', '"molmoact2_masked_normalizer"'))
+
+
+@pytest.mark.parametrize("mode", ["MEAN_STD", "QUANTILES"])
+def test_a_mask_of_lerobot_leaves_its_dimensions_as_they_are(tmp_path: Path, mode: str) -> None:
+    plain = find_normalization(write_lerobot(tmp_path / "plain", mode)).maps[ACTION]
+    for name, masked in (("ignored", False), ("masked", True)):
+        mask(write_lerobot(tmp_path / name, mode), masked)
+        found = find_normalization(tmp_path / name).maps[ACTION]
+        assert found["offset"][:2] == plain["offset"][:2]
+        assert (found["offset"][2], found["spread"][2]) == (
+            (0, 1) if masked else (plain["offset"][2], plain["spread"][2])
+        )
+
+
+def test_lerobot_normalizes_the_observations_of_its_list_alone(tmp_path: Path) -> None:
+    write_lerobot(tmp_path, "MEAN_STD")
+    for path in tmp_path.glob("*.json"):
+        path.write_text(path.read_text().replace('"eps": ', '"normalize_observation_keys": ["other"], "eps": '))
+    found = find_normalization(tmp_path).maps
+    assert found[STATE] == {"offset": [0.0, 0.0], "spread": [1.0, 1.0]}
+    assert found[ACTION]["spread"][0] == 1.0
+
+
+def test_identity_keeps_to_the_bit_where_lower_ends_are_kept() -> None:
+    given = computed()
+    given[STATE] = {"offset": [[0.0, 3.0]], "spread": [[1.0, 2.0]]}
+    made = NormalizationSettings().choose_normalization(given)
+    assert (made[STATE]["offset"][0][0], made[STATE]["spread"][0][0]) == (0.0, 1.0)

@@ -95,8 +95,8 @@ def is_masked(step: Record) -> bool:
 
 PAIRS = (("mean", "std"), ("min", "max"), ("q01", "q99"), ("q10", "q90"))
 """Figures of a column, two of which normalize it."""
-_NEUTRAL: dict[str, tuple[float, ...]] = {"std": (0.0, 1.0)} | dict.fromkeys(("min", "q01", "q10"), (0.0, -1.0))
-_NEUTRAL |= dict.fromkeys(("max", "q99", "q90"), (0.0, 1.0)) | {"mean": (0.0,)}
+_NEUTRAL: dict[str, float] = {"mean": 0.0, "std": 1.0}
+_NEUTRAL |= dict.fromkeys(("min", "q01", "q10"), -1.0) | dict.fromkeys(("max", "q99", "q90"), 1.0)
 _NOTHING = 1e-6  # openpi's zeros, up to the bins of its histograms (1e-10) and its float32 sums
 
 
@@ -144,7 +144,7 @@ def find_padding(entry: Mapping[str, Any], where: str) -> np.ndarray:
     for pair in PAIRS:
         there = [name for name in pair if name in figures]
         zeros = np.all([np.abs(figures[name]) < _NOTHING for name in there], axis=0)
-        neutral = np.all([figures[name] == _NEUTRAL[name][-1] for name in there], axis=0)
+        neutral = np.all([figures[name] == _NEUTRAL[name] for name in there], axis=0)
         padding &= zeros | neutral
     return padding
 
