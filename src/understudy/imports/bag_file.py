@@ -17,6 +17,11 @@ FAR = 30
 """Days from the middle of a recording from which a message is of another time."""
 
 
+def clip(time: int) -> int:
+    """Return a log time within 146 years of 1970, so that sums of times fit; others are far from any recording."""
+    return max(-(1 << 62), min(1 << 62, time))
+
+
 @dataclass(frozen=True)
 class Topic:
     """A topic of a file.

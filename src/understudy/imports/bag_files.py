@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from understudy.config.files import read_file
-from understudy.imports.bag_file import BagFile, Days, Message, Stretch, Topic
+from understudy.imports.bag_file import BagFile, Days, Message, Stretch, Topic, clip
 from understudy.imports.bounds import decompress, require_size, zstd_decoder
 from understudy.imports.inside import require_inside
 from understudy.imports.limits import MAX_CHUNK
@@ -70,7 +70,7 @@ class SqliteFile:
             GROUP BY topic_id, timestamp / 86400000000000"""
         for number, count, first, last in self._base.execute(query):
             if number in self._names:
-                self.days.add(self._names[number], count, first, last)
+                self.days.add(self._names[number], count, clip(first), clip(last))
 
     def resets(self) -> Iterator[tuple[str, int, int]]:
         """Yield topic and both times where the recorder's clock goes back by more than a second."""
@@ -82,7 +82,7 @@ class SqliteFile:
         marks = ", ".join("?" * len(numbers))
         query = f"SELECT topic_id, timestamp, data FROM messages WHERE topic_id IN ({marks}) ORDER BY timestamp, id"
         for number, time, data in self._base.execute(query, numbers):
-            yield self._names[number], time, bytes(data)
+            yield self._names[number], clip(time), bytes(data)
 
     def stretches(self, topics: Collection[str]) -> list[Stretch]:
         """Return the messages of topics as one stretch."""

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from understudy.imports.bag_file import Days, Message, Stretch, Topic
+from understudy.imports.bag_file import Days, Message, Stretch, Topic, clip
 from understudy.imports.bounds import decompress, require_size
 from understudy.imports.limits import MAX_CHUNK, MAX_METADATA
 from understudy.imports.recording import RecordingError
@@ -160,7 +160,7 @@ class McapFile:
                 assert isinstance(loose, _Loose)
                 number, _, time, _ = _OF_MESSAGE.unpack(self._file.read(_OF_MESSAGE.size))
                 loose.ids.append(number)
-                loose.times.append(self._time(time))
+                loose.times.append(clip(time))
                 loose.offsets.append(offset + _OF_MESSAGE.size)
                 loose.sizes.append(size - _OF_MESSAGE.size)
             elif operation == _CHUNK:
@@ -186,20 +186,12 @@ class McapFile:
         if length % 16 or length > len(content) - 6:
             raise self._damaged(f"has a message index of {length} bytes in {len(content)}")
         chunk.ids = chunk.ids or set()
-        if times := self._times_of(np.frombuffer(content, "<u8", length // 8, 6)[::2]):
+        if length:
+            stated = np.frombuffer(content, "<u8", length // 8, 6)[::2]
+            times = np.minimum(stated, 1 << 62).astype(np.int64)
             chunk.ids.add(number)
-            self._indexed.setdefault(number, []).append(times[0])
-            chunk.start = min(chunk.start, int(times[0].min()))
-
-    def _times_of(self, times: np.ndarray) -> list[np.ndarray]:
-        if len(times):
-            self._time(int(times.max()))
-        return [times.astype(np.int64)] if len(times) else []
-
-    def _time(self, time: int) -> int:
-        if time >= 1 << 62:
-            raise self._damaged(f"has a message at {time} ns, later than any clock")
-        return time
+            self._indexed.setdefault(number, []).append(times)
+            chunk.start = min(chunk.start, int(times.min()))
 
     def _check_attachment(self, offset: int, size: int) -> None:
         self._file.seek(offset + size - 4)
@@ -235,7 +227,7 @@ class McapFile:
                 self._define(operation, content)
             elif operation == _MESSAGE:
                 number, _, time, _ = _OF_MESSAGE.unpack_from(content)
-                times.setdefault(number, []).append(self._time(time))
+                times.setdefault(number, []).append(clip(time))
         if chunk.ids is None:
             chunk.ids = set(times)
             for number, of_channel in times.items():
@@ -287,7 +279,7 @@ class McapFile:
                 if number in wanted:
                     if time < chunk.start:
                         raise self._damaged(f"has a message at {time} ns, before its chunk at {chunk.start}")
-                    yield wanted[number], time, bytes(content[_OF_MESSAGE.size :])
+                    yield wanted[number], clip(time), bytes(content[_OF_MESSAGE.size :])
 
     def _of_loose(self, loose: _Loose, wanted: dict[int, str], is_sorted: bool) -> Iterator[Message]:
         times = np.asarray(loose.times)
