@@ -112,8 +112,9 @@ def apply_rules(facts: Facts) -> Findings:
     yield from check_places(catalog, facts.videos is not None)
     if rows is not None:
         yield from check_pairing(catalog, rows, facts.videos)
-        for check in (check_rows, check_tasks, check_clocks):
-            yield from check(catalog, rows)
+        yield from check_rows(catalog, rows, facts.videos)
+        yield from check_tasks(catalog, rows)
+        yield from check_clocks(catalog, rows)
         yield from check_values(rows)
         yield from check_units(rows)
         yield from check_action_state(catalog, rows)

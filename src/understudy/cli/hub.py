@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,6 +158,8 @@ def push(config: PushConfig) -> None:
     folder, repository = Path(config.path).expanduser().resolve(), config.repository()
     assert repository is not None
     content = read_content(folder, config.checkpoint)
+    if content.kind == "dataset":
+        _check_dataset(folder)
     if (content.kind == "dataset") != (repository.kind == "dataset"):
         fits = HubId(repository.name, kind="dataset" if content.kind == "dataset" else "model")
         raise ConfigError(f"to: {repository}: {config.path} is a {content.kind}, and belongs to {fits}")
@@ -174,6 +177,30 @@ def push(config: PushConfig) -> None:
         generated={path.as_posix(): is_unchanged for path in cards},
     )
     print(f"{repository}@{commit}: {content.kind}{step}, {len(content.files)} files")
+
+
+def _check_dataset(folder: Path) -> None:
+    """Warn of files that no episode names.
+
+    Raises:
+        ConfigError: files are missing, or the recorder of the dataset was killed.
+    """
+    from understudy.data.check_files import unfinished_recording
+    from understudy.data.format.catalog import Catalog
+    from understudy.errors import DatasetError
+
+    try:
+        catalog = Catalog.open(folder)
+        gaps = catalog.missing_files() or []
+        killed, irregular = unfinished_recording(catalog)
+    except DatasetError as error:
+        raise ConfigError(f"path: {error}") from error
+    if gaps or killed:
+        problem = gaps[0].line if gaps else f"its recorder was killed: {killed}"
+        fix = "restore the files, or publish a copy with the listed episodes: understudy edit"
+        raise ConfigError(f"path: {folder}: {problem}; {fix} {folder} COPY --skip-bad")
+    if irregular:
+        warnings.warn(f"{folder}: {irregular}; all files are published", stacklevel=2)
 
 
 @dataclass(frozen=True)

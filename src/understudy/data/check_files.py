@@ -1,4 +1,4 @@
-"""Episodes whose files are missing or cannot be used."""
+"""Episodes whose files are missing or cannot be used, and files of no episode."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -7,10 +7,11 @@ from contextlib import suppress
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.episode_table import MissingFiles
+from understudy.data.format.episode_table import MissingFiles, describe_ids
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames
 from understudy.errors import DatasetError, SourceError
+from understudy.plural import plural
 
 
 def broken_episodes(
@@ -62,6 +63,82 @@ def broken_episodes(
                     broken.append(MissingFiles(camera, str(error), np.flatnonzero(chosen & (file == file[row]))))
                 videos.close()
     return broken
+
+
+def unlisted_files(catalog: Catalog) -> dict[str, list[str]]:
+    """Find files with the suffix of data or videos in the folders of the tables that no episode names.
+
+    Returns:
+        "" for data files and each video camera -> paths under the root; {} where folders cannot be listed.
+    """
+    table = catalog.episodes
+    named: dict[str, set[str]] = {}
+    camera_of: dict[str, str] = {}
+    kinds = {"": table.data} | {key: videos.files for key, videos in table.videos.items()}
+    for camera, places in kinds.items():
+        for file in range(len(places)):
+            folder, _, name = places.find(catalog.files, file).rpartition("/")
+            named.setdefault(folder, set()).add(name)
+            camera_of.setdefault(folder, camera)
+    for folder in list(named):  # other chunks next to those in use
+        parent, _, last = folder.rpartition("/")
+        for name, is_folder in (catalog.files.entries(parent) or []) if last.startswith("chunk-") else ():
+            if is_folder and name.startswith("chunk-") and f"{parent}/{name}" not in named:
+                named[f"{parent}/{name}"] = set()
+                camera_of[f"{parent}/{name}"] = camera_of[folder]
+    unlisted: dict[str, list[str]] = {}
+    for folder, names in named.items():
+        suffixes = {name.rpartition(".")[2] for name in names} or {"mp4" if camera_of[folder] else "parquet"}
+        for name, is_folder in catalog.files.entries(folder) or []:
+            is_foreign = is_folder or name.startswith(".") or name.rpartition(".")[2] not in suffixes
+            if not is_foreign and name not in names:
+                unlisted.setdefault(camera_of[folder], []).append(f"{folder}/{name}")
+    return unlisted
+
+
+_READ = 16  # unlisted data files that are read to describe them
+
+
+def describe_unlisted(catalog: Catalog, paths: Sequence[str]) -> str:
+    """Describe the first unlisted data files: episodes of their rows, or why they cannot be read; "" for nothing."""
+    parts = []
+    for path in paths[:_READ]:
+        name = path.rpartition("/")[2]
+        try:
+            table = catalog.files.table(path, ["episode_index"])
+        except SourceError:
+            raise
+        except DatasetError as error:
+            parts.append(f"{name}: {error.what}")
+            continue
+        ids = np.unique(table.column(0).to_numpy()) if table.num_columns else np.empty(0, np.int64)
+        if len(ids) and ids.dtype.kind in "iu":
+            listed = np.flatnonzero(np.isin(catalog.episodes.ids, ids))
+            part = f"{name} holds rows of {'episode' if len(ids) == 1 else 'episodes'} {describe_ids(ids)}"
+            if len(listed):
+                files = np.unique(catalog.episodes.data_file[listed])
+                part += f", which meta/ lists in {catalog.episodes.data.path(int(files[0])).rpartition('/')[2]}"
+                part += ": file numbers are off"
+            parts.append(part)
+    return "; ".join(parts)
+
+
+def unfinished_recording(catalog: Catalog) -> tuple[str, str]:
+    """Describe what a recorder that was killed left: (what tells so, further irregularities), "" each for nothing.
+
+    Ids that are absent beside files that no episode names, or such a file that is cut, tell it. Absent ids alone are
+    those of a part of a dataset, and a sound file that no episode names is ignored by all readers.
+    """
+    ids = catalog.episodes.ids
+    absent = np.setdiff1d(np.arange(ids[0], ids[-1]), ids)[:10_000]
+    gap = f"episodes {describe_ids(absent)} are not listed" if len(absent) else ""
+    unlisted = unlisted_files(catalog)
+    paths = [path for group in unlisted.values() for path in group]
+    extra = f"{plural(len(paths), 'file is', 'files are')} named by no episode, first {paths[0]}" if paths else ""
+    described = describe_unlisted(catalog, unlisted.get("", []))
+    facts = "; ".join(part for part in (gap, extra, described) if part)
+    is_killed = bool(paths) and (bool(gap) or "is cut" in described)
+    return (facts, "") if is_killed else ("", facts)
 
 
 def rows_without_files(catalog: Catalog) -> dict[str, np.ndarray]:

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from understudy.atomic import sync
+from understudy.data.check_files import unfinished_recording
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import DEFAULTS
 from understudy.data.format.meta_files import read_json
@@ -33,7 +35,7 @@ from understudy.data.format.views import FOLDER as VIEWS
 from understudy.data.read.rows import Rows
 from understudy.data.selection.motion import numeric_keys
 from understudy.data.stats.running import NAMES
-from understudy.data.write.dataset_files import FILES_PER_CHUNK, replace_json, statistic_value
+from understudy.data.write.dataset_files import FILES_PER_CHUNK, is_recorded_here, replace_json, statistic_value
 from understudy.dataset_address import split_view
 from understudy.edit.annotations import piece_metadata
 from understudy.edit.features import common_features, common_rate, common_robot, edit_features
@@ -45,6 +47,10 @@ from understudy.parts import Workers
 
 LEDGER = "meta/published.json"
 """File with the digests of the writers, relative to the root."""
+_COPY = (
+    "let its recorder finish or restore the files, or publish a copy with the listed episodes in a folder of its own: "
+    "understudy edit {root} COPY --skip-bad"
+)
 LINK = "link"
 """Link to a version from before its folder is made until it is published, which moves the link to OUT."""
 
@@ -98,6 +104,7 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
                 continue
             if writer.view is not None:
                 raise DatasetError(f"{writer.view} is a view", where=writer.root, fix="publish the whole dataset")
+            _check_finished(writer)
             new = writer.episodes.ids >= _first_new(writer, published.get(name, ""))
             rows = np.flatnonzero(new & (writer.episodes.lengths > 0)).tolist()
             number = len(writers) + (old is not None)
@@ -122,6 +129,24 @@ def _refuse_overlap(out: Path, root: str) -> None:
         raise DatasetError(f"lies in the writer {root}", where=out, fix="name a folder outside of the writers")
     if place in writer.parents or store in writer.parents:
         raise DatasetError(f"the writer {root} lies in it", where=out, fix="name a folder outside of the writers")
+
+
+def _check_finished(writer: Catalog) -> None:
+    """Warn of absent ids and of files that no episode names; a recording of `EpisodeWriter` has some while it goes on.
+
+    Raises:
+        DatasetError: files are missing, or another recorder was killed, so that its next episodes may be those again.
+    """
+    if is_recorded_here(writer.files):
+        return
+    if gaps := writer.missing_files():
+        raise DatasetError(gaps[0].line, where=writer.root, fix=_COPY.format(root=writer.root))
+    killed, irregular = unfinished_recording(writer)
+    if killed:
+        problem = f"its recorder was killed, or its files are of two recordings: {killed}"
+        raise DatasetError(problem, where=writer.root, fix=_COPY.format(root=writer.root))
+    if irregular:
+        warnings.warn(f"{writer.root}: {irregular}; the listed episodes are published", stacklevel=3)
 
 
 def _in_use(out: Path, store: Path) -> list[Path]:

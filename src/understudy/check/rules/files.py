@@ -14,8 +14,10 @@ from understudy.check.findings import (
     list_ids,
     restore,
 )
+from understudy.check.image_facts import VideoFacts
 from understudy.check.row_facts import RowFacts
 from understudy.check.rules.pairing import claimed_ids
+from understudy.data.check_files import describe_unlisted, unlisted_files
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.errors import DatasetError, SourceError
 from understudy.plural import plural
@@ -39,48 +41,39 @@ def check_files(catalog: Catalog) -> Findings:
 
 def _orphans(catalog: Catalog) -> Findings:
     """Files with the suffix of data or videos in the folders of the tables that no episode names."""
-    table = catalog.episodes
-    named: dict[str, set[str]] = {}
-    camera_of: dict[str, str] = {}
-    for camera, places in {"": table.data, **{key: videos.files for key, videos in table.videos.items()}}.items():
-        for file in range(len(places)):
-            folder, _, name = places.find(catalog.files, file).rpartition("/")
-            named.setdefault(folder, set()).add(name)
-            camera_of.setdefault(folder, camera)
-    for folder in list(named):  # other chunks next to those in use
-        parent, _, last = folder.rpartition("/")
-        for name, is_folder in (catalog.files.entries(parent) or []) if last.startswith("chunk-") else ():
-            if is_folder and name.startswith("chunk-") and f"{parent}/{name}" not in named:
-                named[f"{parent}/{name}"] = set()
-                camera_of[f"{parent}/{name}"] = camera_of[folder]
-    orphans: dict[str, list[str]] = {}
-    for folder, names in named.items():
-        suffixes = {name.rpartition(".")[2] for name in names} or {"mp4" if camera_of[folder] else "parquet"}
-        for name, is_folder in catalog.files.entries(folder) or []:
-            if not is_folder and name not in names and not name.startswith(".") and name.rpartition(".")[2] in suffixes:
-                orphans.setdefault(camera_of[folder], []).append(f"{folder}/{name}")
-    for camera, paths in orphans.items():
+    for camera, paths in unlisted_files(catalog).items():
         message = f"{plural(len(paths), 'file is', 'files are')} named by no episode, first {paths[0]}"
+        described = "" if camera else describe_unlisted(catalog, paths)
+        message += f": {described}" if described else ""
         fix = f"remove the file, or restore meta/; {EDIT} copies named files only"
+        if "cut" in described:
+            fix = "a recorder ended before it wrote meta/: continue with it if it can, else its rows are lost; "
+            fix += f"{EDIT} copies the listed episodes"
         yield Finding("files.orphan", "warning", message, Place(camera=camera, file=paths[0]), len(paths), 0, fix)
 
 
-def check_rows(catalog: Catalog, facts: RowFacts) -> Findings:
-    """Yield findings about rows that disagree with the episode table."""
+def check_rows(catalog: Catalog, facts: RowFacts, videos: VideoFacts | None = None) -> Findings:
+    """Yield findings about rows that disagree with the episode table; `videos` tell which of them is wrong."""
     yield from _unreadable(catalog, facts)
     lengths = catalog.episodes.lengths
     has_rows = facts.is_known(facts.found) & (lengths > 0)
     has_rows[[row for key, row in facts.absent if key == "episode_index"]] = False  # the cause is in `_unreadable`
     short = np.flatnonzero(has_rows & (facts.found != lengths) & ~facts.is_split & ~facts.is_doubtful)
+    agree = _videos_agree(catalog, facts, videos)
     for row in short[:20].tolist():
         count, length = int(facts.found[row]), int(lengths[row])
         message = f"meta/ gives {plural(length, 'frame')}, the file has {plural(count, 'row')} of the episode"
         place = Place.from_rows(catalog, [row], file=catalog.data_path(row))
         score = float(abs(count - length))
-        yield Finding("rows.count", "error", message, place, count, length, drop(place.episodes), score)
+        fix = drop(place.episodes)
+        if agree[row]:
+            message += f", its videos {count}, too: only meta/ is wrong"
+            fix = f"{correct('the length of the episode', 'meta/episodes')} to {count}, or {fix}"
+        yield Finding("rows.count", "error", message, place, count, length, fix, score)
     if len(short) > 20:
         place = Place.from_rows(catalog, short[20:])
         message = f"the same for {plural(len(place.episodes), 'more episode')}"
+        message += "; rows and videos agree: only meta/ is wrong" if agree[short].all() else ""
         yield Finding("rows.count", "error", message, place, fix=drop(place.episodes))
     yield from _about(catalog, facts.is_split, "rows.split", "error", "the rows are not contiguous in the file")
     if facts.orphans:
@@ -88,9 +81,27 @@ def check_rows(catalog: Catalog, facts: RowFacts) -> Findings:
         message = f"{plural(rows, 'row')} ({rows / max(1, facts.rows):.1%}) of {plural(len(episodes), 'episode')} that "
         message += f"meta/ does not list there: {list_ids(episodes)}"
         fix = f"{EDIT} (copies listed rows only), or restore the episodes in meta/episodes"
+        listed = np.flatnonzero(np.isin(catalog.episodes.ids, episodes))
+        if len(listed) and catalog.version.startswith("v3"):
+            named = np.unique(catalog.episodes.data.number[catalog.episodes.data_file[listed]]).tolist()
+            message += f"; meta/ lists {list_ids(catalog.episodes.ids[listed].tolist())} in file {list_ids(named)}"
+            message += f", the rows are in {facts.orphan_file}: file numbers are off"
+            fix = "correct data/file_index in meta/episodes, or give the data files their names back"
         yield Finding("rows.orphan", "warning", message, Place(file=facts.orphan_file), rows, 0, fix)
     yield from _frame_index(catalog, facts)
     yield from _index(catalog, facts)
+
+
+def _videos_agree(catalog: Catalog, facts: RowFacts, videos: VideoFacts | None) -> np.ndarray:
+    """Return the episodes whose videos, one file each, hold as many frames as the data file has rows: bool (N,)."""
+    counts = []
+    for camera, opened in (videos.files if videos is not None else {}).items():
+        file = catalog.videos(camera).file
+        is_own = (file >= 0) & (np.bincount(file[file >= 0], minlength=1)[np.maximum(file, 0)] == 1)
+        of_file = {video.file: video.count for video in opened}
+        found = np.array([of_file.get(number, -1) for number in file.tolist()])
+        counts.append(is_own & (found == facts.found))
+    return np.all(counts, axis=0) if counts else np.zeros(len(catalog.episodes), bool)
 
 
 def _about(catalog: Catalog, is_odd: np.ndarray, rule: str, severity: Severity, message: str) -> Findings:

@@ -1,5 +1,6 @@
 """Rules of video files and of the places of episodes in them, without decoding."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 
@@ -11,12 +12,15 @@ from understudy.check.image_facts import VideoFacts, VideoFile, frame_times
 from understudy.check.rules.files import TOLERANCE, split_gross
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.format.layouts import episode_files
-from understudy.data.read.video_frames import CODEC_NAMES
+from understudy.data.read.video_frames import CODEC_NAMES, VideoFrames
 from understudy.errors import DatasetError, SourceError
 from understudy.plural import plural
 
 EPISODES = "meta/episodes"
 _DRIFT = 0.5  # frames by which a start time may be off before another frame is nearer
+_TAILS = 8  # videos with surplus frames that are compared with the next one
+_COMPARED = 4  # frames of them
+_ALIKE = 3.0  # mean difference of equal images of 0 to 255 after encoding
 _JUMP = 0.75  # frames by which the start of the next episode may be off its place
 
 
@@ -52,7 +56,7 @@ def _place(catalog: Catalog, camera: str, files: list[int], path: str) -> Place:
 def _surplus(catalog: Catalog, camera: str, surplus: list[tuple[VideoFile, int, Place]]) -> Findings:
     """Videos with more frames than rows: the extra ones may be anywhere, unless recorded times place the episodes."""
     videos = catalog.videos(camera)
-    for video, expected, place in surplus:
+    for number, (video, expected, place) in enumerate(surplus):
         count, file = video.count, video.file
         packed = int((videos.file == file).sum()) > 1
         placed = videos.first_by_time is not None and bool((videos.first_by_time[videos.file == file] >= 0).any())
@@ -66,7 +70,42 @@ def _surplus(catalog: Catalog, camera: str, surplus: list[tuple[VideoFile, int, 
             message += f"; the first {expected} are used"
         severity: Severity = "error" if unclear and packed and not placed else "warning"
         fix, score = restore(place.file), float(count - expected)
+        if number < _TAILS and (later := _tail_is_later(catalog, camera, video, expected)) is not None:
+            message += f"; the first surplus ones equal the first images of episode {later}: the video was cut too late"
+            fix = f"{EDIT} leaves the surplus out; only if rows are missing, restore them"
         yield Finding("videos.count", severity, message, place, count, expected, fix, score)
+
+
+def _tail_is_later(catalog: Catalog, camera: str, video: VideoFile, expected: int) -> int | None:
+    """Return the id of the next episode if its video starts with the surplus images of a video; None for others."""
+    videos, table = catalog.videos(camera), catalog.episodes
+    members = np.flatnonzero(videos.file == video.file)
+    later = np.flatnonzero((videos.file >= 0) & (videos.file != video.file) & (table.lengths > 0))
+    later = later[later > members.max()] if len(members) else later[:0]
+    if not len(later):
+        return None
+    row = int(later[0])
+    count = int(min(_COMPARED, video.count - expected, table.lengths[row]))
+    frames = VideoFrames(catalog, cache_bytes=0, backend="pyav")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tail = frames.reader(camera, int(members[0])).read(np.arange(expected, expected + count))
+            last = frames.reader(camera, int(members[0])).read(np.arange(max(0, expected - 1), expected))
+            first = int(frames.first_frame(camera, np.array([row]))[0])
+            head = frames.reader(camera, row).read(np.arange(first, first + count))
+    except SourceError:
+        raise
+    except DatasetError:
+        return None
+    finally:
+        frames.close()
+    images = [np.asarray(part, np.float64) for part in (tail, head, last)]
+    if images[0].shape != images[1].shape:
+        return None
+    off = np.abs(images[0] - images[1]).mean()
+    # A scene at rest is alike everywhere: the tail has to be nearer to the next episode than to its own.
+    return int(table.ids[row]) if off < _ALIKE and 2 * off < np.abs(images[0] - images[2][:1]).mean() else None
 
 
 def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Findings:

@@ -178,9 +178,6 @@ class _Bad(NamedTuple):
     reason: str
     fix: str = "repair meta/ or the file, or leave the episode out"
 
-    def __str__(self) -> str:
-        return f"{self.reason} ({self.fix})"
-
 
 @dataclass(frozen=True)
 class _DataFile:
@@ -270,7 +267,7 @@ class Rows(ProcessLocal):
             DatasetError: the file cannot be read.
         """
         bad = self._load(int(self.catalog.episodes.data_file[row])).bad
-        return {row_of_file: str(reason) for row_of_file, reason in bad.items()}
+        return {row_of_file: unusable.reason for row_of_file, unusable in bad.items()}
 
     def _start(self, loaded: _DataFile, rows: np.ndarray) -> np.ndarray:
         """First rows in the file of the episodes of table rows (n,), int64 (n,)."""

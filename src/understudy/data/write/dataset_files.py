@@ -24,9 +24,11 @@ import pyarrow.parquet as pq
 
 from understudy.atomic import DRAFT_SUFFIX, replace_file, sync, write_text
 from understudy.data.format.features import Feature
+from understudy.data.format.layouts import V3, episode_files
 from understudy.data.stats.running import NAMES, ImageStatistics, PixelStatistics, RunningStatistics
 from understudy.errors import DatasetError
 from understudy.records import Record
+from understudy.storage.dataset_root import Files
 from understudy.video.encode import codec_name, concat_videos
 
 FILES_PER_CHUNK = 1000
@@ -173,6 +175,16 @@ def number_statistics(feature: Feature) -> RunningStatistics:
     if (axes := feature.pixel_axes) is None:
         return RunningStatistics(feature.shape)
     return PixelStatistics(feature.statistics_shape, axes, 255.0 if feature.dtype == "uint8" else 1.0)
+
+
+def is_recorded_here(files: Files) -> bool:
+    """Return whether `EpisodeWriter` recorded a dataset: all files of its episode table have its mark."""
+    paths = list(episode_files(files)) if files.exists(f"{V3.episodes}") else []
+    for path in paths:
+        with files.parquet(path) as file:
+            if not MARK.items() <= (file.schema_arrow.metadata or {}).items():
+                return False
+    return bool(paths)
 
 
 def statistic_type(feature: Feature, name: str) -> pa.DataType:

@@ -6,12 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from understudy.batch_keys import ACTION
 from understudy.config.train import TrainConfig
+from understudy.data.check_files import broken_episodes
 from understudy.data.stats.norm_heads import compute_normalization as normalize_heads
 from understudy.data.stats.stats_files import read_stats_file
 from understudy.data.stats.summary import DimensionMode, Mode, Statistics, vector_widths
-from understudy.errors import DatasetError
+from understudy.errors import DatasetError, SourceError
 from understudy.parts import Workers
 from understudy.policies.registry import check_start
 from understudy.records import Record
@@ -76,7 +79,38 @@ def compute_normalization(
     ]
     chunk = data.training[0].reach_of(ACTION)[1] + 1
     validation = [other for other in data.validation if other is not None]
-    return normalize_heads(members, mode, chunk, cache, validation, workers)
+    try:
+        return normalize_heads(members, mode, chunk, cache, validation, workers)
+    except SourceError:
+        raise
+    except DatasetError as error:
+        raise _name_all(data, error) from error
+
+
+_MOST_NAMED = 20
+"""Reasons that one message lists."""
+
+
+def _name_all(data: RunData, error: DatasetError) -> DatasetError:
+    """Return an error with all episodes whose rows contradict the metadata; `error` where there are less than two."""
+    lines: list[str] = []
+    flags: list[str] = []
+    for number, (name, part) in enumerate(zip(data.names, data.training)):
+        other = data.validation[number]
+        chosen = part.episodes if other is None else np.union1d(part.episodes, other.episodes)
+        rows = part.catalog.episodes.rows_of(chosen)
+        found = broken_episodes(part.catalog, (), (), rows)
+        ids = sorted({int(part.catalog.episodes.ids[row]) for bad in found for row in bad.rows.tolist()})
+        lines += [bad.line for bad in found]
+        if ids:
+            flags.append(f"{name}: " * (len(data.names) > 1) + " ".join(map(str, ids)))
+    if len(lines) < 2:
+        return error
+    more = f"; and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
+    problem = f"{len(lines)} episodes or files contradict the metadata: {'; '.join(lines[:_MOST_NAMED])}{more}"
+    fix = f"{error.fix}: " if "--data.pairing" in error.fix else ""
+    fix += f"leave them out: --data.exclude-episodes {'; '.join(flags)}, or --data.on-bad-episode skip"
+    return DatasetError(problem, where=data.training[0].catalog.root if len(data.names) == 1 else None, fix=fix)
 
 
 def choose_normalization(

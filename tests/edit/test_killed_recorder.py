@@ -1,0 +1,137 @@
+"""A dataset whose recorder was killed: named by `publish` and `push` before anything is written, and by `check`."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from support.datasets import Spec, edit_column, write_dataset
+from understudy.check.examine import check_dataset
+from understudy.cli.hub import PushConfig, push
+from understudy.cli.main import main
+from understudy.errors import ConfigError
+
+CAMERA = "observation.images.top"
+
+
+def v2(root: Path, keep: set[int] = frozenset(range(6))) -> Path:  # type: ignore[assignment]
+    """Six episodes of v2.1, of which meta/ lists `keep`."""
+    write_dataset(root, Spec(version="v2.1", lengths=(6,) * 6, chunks_size=1000, foreign=False))
+    path = root / "meta/episodes.jsonl"
+    lines = [line for line in path.read_text().splitlines() if json.loads(line)["episode_index"] in keep]
+    path.write_text("\n".join(lines) + "\n")
+    return root
+
+
+def gap(root: Path) -> None:
+    v2(root, keep={0, 1, 4, 5})
+
+
+def cut(root: Path) -> None:
+    v2(root, keep={0, 1, 2, 3, 4})
+    path = root / "data/chunk-000/episode_000005.parquet"
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def packed_cut(root: Path) -> None:
+    write_dataset(root, Spec(lengths=(6,) * 4, foreign=False, files_per_chunk=9))
+    first = root / "data/chunk-000/file-000.parquet"
+    (root / "data/chunk-000/file-007.parquet").write_bytes(first.read_bytes()[:-9])
+
+
+def missing(root: Path) -> None:
+    v2(root)
+    (root / f"videos/chunk-000/{CAMERA}/episode_000005.mp4").unlink()
+
+
+@pytest.mark.parametrize("fault", [gap, cut, packed_cut, missing])
+def test_killed_recorder_is_named_and_nothing_is_published(tmp_path: Path, fault: Any) -> None:
+    root, out = tmp_path / "arm", tmp_path / "out"
+    fault(root)
+    sound = write_dataset(tmp_path / "other", Spec(lengths=(6, 6), foreign=False)) and tmp_path / "other"
+    assert main(["publish", str(sound), str(root), str(out)]) == 2
+    assert not out.exists()
+    with pytest.raises(ConfigError):
+        push(PushConfig(path=str(root), to="hf://datasets/somebody/arm"))
+    rules = {finding.rule for finding in check_dataset(root).findings}
+    assert rules & {"files.orphan", "files.missing"}
+    assert main(["edit", str(root), str(tmp_path / "copy"), "--skip-bad"]) in (0, 1)
+    assert main(["publish", str(tmp_path / "copy"), str(out)]) == 0
+
+
+def test_killed_recorder_file_without_a_footer_is_cut(tmp_path: Path) -> None:
+    cut(tmp_path / "arm")
+    finding = next(
+        f for f in check_dataset(tmp_path / "arm").findings if f.rule == "files.orphan" and not f.place.camera
+    )
+    assert "cut" in finding.message
+    assert "remove the file" not in finding.fix
+
+
+@pytest.mark.parametrize("kind", ["part", "orphan"])
+def test_sound_part_and_foreign_file_are_published_with_a_warning(tmp_path: Path, kind: str) -> None:
+    root = tmp_path / "arm"
+    v2(root, keep={0, 1, 4, 5} if kind == "part" else set(range(6)))
+    if kind == "part":
+        for path in [*root.rglob("episode_000002.*"), *root.rglob("episode_000003.*")]:
+            path.unlink()
+    else:
+        data = root / "data/chunk-000"
+        shutil.copy(data / "episode_000000.parquet", data / "copy.parquet")
+    with pytest.warns(UserWarning, match="not listed" if kind == "part" else "named by no episode"):
+        assert main(["publish", str(root), str(tmp_path / "out")]) == 0
+
+
+def test_check_names_numbers_of_files_that_are_off(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    write_dataset(root, Spec(lengths=(6,) * 4, foreign=False, files_per_chunk=9))
+    data = root / "data/chunk-000"
+    (data / "file-001.parquet").rename(data / "file-002.parquet")
+    (data / "file-000.parquet").rename(data / "file-001.parquet")
+    orphan = next(f for f in check_dataset(root).findings if f.rule == "files.orphan")
+    assert "file numbers are off" in orphan.message
+    inside = next(f for f in check_dataset(root).findings if f.rule == "rows.orphan")
+    assert "file numbers are off" in inside.message
+
+
+def test_check_says_that_meta_alone_is_wrong(tmp_path: Path) -> None:
+    root = v2(tmp_path / "data")
+    path = root / "meta/episodes.jsonl"
+    path.write_text(path.read_text().replace('"length": 6', '"length": 7'))
+    findings = [f for f in check_dataset(root).findings if f.rule == "rows.count"]
+    assert all("only meta/ is wrong" in finding.message for finding in findings)
+    assert len(findings) == 6
+    edit_column(root / "data/chunk-000/episode_000000.parquet", "index", lambda values: values)
+    table = pq.read_table(root / "data/chunk-000/episode_000000.parquet")
+    pq.write_table(table.slice(0, 5), root / "data/chunk-000/episode_000000.parquet")
+    first = next(f for f in check_dataset(root).findings if f.rule == "rows.count" and f.place.episodes == (0,))
+    assert "only meta/" not in first.message
+
+
+def test_check_names_a_tail_that_is_the_start_of_the_next_episode(tmp_path: Path) -> None:
+    from support.datasets import episode_pictures, write_video
+
+    spec = Spec(version="v2.1", lengths=(6,) * 3, chunks_size=1000, foreign=False)
+    write_dataset(tmp_path / "data", spec)
+    video = tmp_path / f"data/videos/chunk-000/{CAMERA}/episode_000000.mp4"
+    own, later = episode_pictures(spec, 0, 0), episode_pictures(spec, 0, 1)
+    write_video(video, [*own, *later[:3]], spec)
+    finding = next(f for f in check_dataset(tmp_path / "data").findings if f.rule == "videos.count")
+    assert "episode 1" in finding.message
+    write_video(video, [*own, *own[:3]], spec)
+    finding = next(f for f in check_dataset(tmp_path / "data").findings if f.rule == "videos.count")
+    assert "episode 1" not in finding.message
+
+
+def test_train_names_all_episodes_whose_rows_contradict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = v2(tmp_path / "data")
+    path = root / "meta/episodes.jsonl"
+    path.write_text(path.read_text().replace('"length": 6', '"length": 7', 3))
+    words = ["--data.root", str(root), "--output-dir", str(tmp_path / "run"), "--steps", "1", "--data.cameras", "none"]
+    assert main(["train", *words]) == 2
+    said = capsys.readouterr().err
+    assert all(f"episode {episode} has length 7" in said for episode in range(3))
+    assert "--data.exclude-episodes 0 1 2" in said
