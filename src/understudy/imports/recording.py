@@ -50,6 +50,10 @@ def reading(stream: str = "", fix: str | Callable[[Exception], str] = "") -> Ite
     """
     try:
         yield
+    except RecordingError as error:
+        if error.stream or not stream:
+            raise
+        raise error.replaced(stream=stream) from error
     except UnderstudyError:
         raise
     except Exception as error:
