@@ -1,6 +1,8 @@
 """Files with several video streams: a picture of a cover is never the video."""
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import av
@@ -79,3 +81,19 @@ def test_a_copy_of_a_video_with_a_cover_has_the_video(tmp_path: Path) -> None:
     assert concat_videos([part, part], tmp_path / "whole.mp4") == [12, 12]
     whole = open_video(tmp_path / "whole.mp4")
     assert np.array_equal(whole.read(np.arange(12, 24)), open_video(part).read(np.arange(12)))
+
+
+@pytest.mark.parametrize("container", ["mkv", "fragmented"])
+def test_frames_larger_than_wanted_are_not_decoded_at_opening(tmp_path: Path, container: str) -> None:
+    path = _write(
+        _path(tmp_path, container), [("libx264", [np.zeros((3000, 3000, 3), np.uint8)] * 2)], OPTIONS[container]
+    )
+    command = (
+        "import resource, sys; from understudy.video.reader import open_video; open_video(sys.argv[2]);"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
+        "size = open_video(sys.argv[1], most_pixels=10_000); assert (size.height, size.width) == "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    small = _write(_path(tmp_path, container, "small"), [("libx264", PICTURES)], OPTIONS[container])
+    done = subprocess.run([sys.executable, "-c", command, path, small], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 8_000  # kB; a frame has 13,500

@@ -113,8 +113,11 @@ class ReadVideos:
             camera, place, file = item
             path = self.path(item)
             try:
-                expected = int(self.catalog.videos(camera).expected[file])
-                reader = open_video(self.catalog.files.source(path), frames=expected)
+                expected, most = (
+                    int(self.catalog.videos(camera).expected[file]),
+                    self.catalog.features[camera].max_pixels,
+                )
+                reader = open_video(self.catalog.files.source(path), frames=expected, most_pixels=most)
             except SourceError:
                 raise
             except DatasetError as error:
@@ -124,7 +127,7 @@ class ReadVideos:
                 container = float(reader.fps), reader.codec, int(reader.gop), reader.shown, reader.streams
                 index = (file, path, *size, *container)
                 is_local = self.catalog.files.is_local
-                details = _probe(self.catalog.files.where(path), place) if is_local else {}
+                details = _probe(self.catalog.files.where(path), place, most) if is_local else {}
                 facts.files.setdefault(camera, []).append(VideoFile(*index, **details))
                 reader.close()
         return facts
@@ -159,13 +162,14 @@ def read_videos(catalog: Catalog, limit: int | None, workers: Workers, progress:
     return facts
 
 
-def _probe(path: str, number: int) -> dict[str, Any]:
+def _probe(path: str, number: int, most_pixels: int) -> dict[str, Any]:
     """Return the size of a file, and of the first ones the pixel format and whether there are B-frames."""
     import av
 
     details: dict[str, Any] = {"bytes": os.path.getsize(path)}
     if number < PROBED:
-        with suppress(OSError, ValueError, IndexError), av.open(path) as container:
+        limits = [{"max_pixels": str(most_pixels)}] * 8
+        with suppress(OSError, ValueError, IndexError), av.open(path, stream_options=limits) as container:
             context = main_stream(container).codec_context
             # PyAV 17.1 crashes on the pixel format of a file that does not declare it; such a file has no width either.
             details |= {"pixels": str(context.pix_fmt) if context.width else None}

@@ -38,11 +38,13 @@ _BUFFER = 1 << 20  # bytes read ahead in a container that is not local
 _OPEN: dict[str, Any] = {"metadata_errors": "replace"} if PYAV_MAJOR < 19 else {}  # accept text that is not UTF-8
 _PICTURES = ("mjpeg", "png", "bmp", "gif", "tiff", "webp")  # codecs of a cover
 _WITH_MATRIX = {"mov", "mp4", "matroska", "webm"}  # containers that may hold a display matrix
-_SEEN_PIXELS = 1 << 26  # larger frames are not decoded for the matrix
+_LIMITED = 64  # streams of a container that are limited
+MOST_PIXELS = 1 << 26
+"""Largest frames, in pixels, that are decoded when a container is opened."""
 _REMEDY = "the file is damaged: copy or record it again"
 
 
-def open_packets(source: ByteSource | str, frames: int = 0) -> Packets:
+def open_packets(source: ByteSource | str, frames: int = 0, most_pixels: int = MOST_PIXELS) -> Packets:
     """Open the packets of a video (a source, or the path of a local file), whatever its container.
 
     Closing them closes the source.
@@ -50,6 +52,7 @@ def open_packets(source: ByteSource | str, frames: int = 0) -> Packets:
     Args:
         source: the file.
         frames: wanted number of frames, which decides among several video streams; 0: any.
+        most_pixels: larger frames are not decoded when a container is opened.
 
     Raises:
         DatasetError: the file cannot be read as a video.
@@ -61,7 +64,7 @@ def open_packets(source: ByteSource | str, frames: int = 0) -> Packets:
         try:
             packets = Mp4Packets(source, frames)
         except UnknownLayout:
-            packets = ContainerPackets(source, frames)
+            packets = ContainerPackets(source, frames, most_pixels)
         if packets.index.count == 0:
             raise DatasetError("holds no frames", where=source.where, fix=_REMEDY)
     except BaseException:
@@ -234,13 +237,13 @@ class ContainerPackets:
     Those bring the container's display matrix, which PyAV hides elsewhere.
     """
 
-    def __init__(self, source: ByteSource, frames: int = 0) -> None:
-        self._source, self._wanted, path = source, frames, source.where
+    def __init__(self, source: ByteSource, frames: int = 0, most_pixels: int = MOST_PIXELS) -> None:
+        self._source, self._wanted, self._most_pixels, path = source, frames, most_pixels, source.where
         self._number = -1  # of the stream in the container
         self.path, self.wait_seconds = path, 0.0
         self._open()
         stream = self._stream
-        sight = _Sight(stream, self._container.format.name)
+        sight = _Sight(stream, self._container.format.name, self._most_pixels)
         times: list[int] = []
         sizes: list[int] = []
         keys: list[int] = []
@@ -297,7 +300,9 @@ class ContainerPackets:
     def _new_container(self) -> av.container.InputContainer:
         try:
             file = self.path if isinstance(self._source, LocalSource) else as_file(self._source, _BUFFER)
-            return av.open(file, "r", **_OPEN)
+            # FFmpeg decodes frames when it opens a file, and allocates what they declare.
+            limits = [{"max_pixels": str(self._most_pixels)}] * _LIMITED
+            return av.open(file, "r", stream_options=limits, **_OPEN)
         except (av.FFmpegError, OSError) as error:
             raise DatasetError(f"cannot be opened: {error.strerror}", where=self.path, fix=_REMEDY) from None
 
@@ -355,7 +360,7 @@ class ContainerPackets:
 
     def clone(self) -> ContainerPackets:
         """Open the file once more: a container has one place at a time."""
-        return ContainerPackets(self._source, self._wanted)
+        return ContainerPackets(self._source, self._wanted, self._most_pixels)
 
     def close(self) -> None:
         """See `Mp4Packets.close`."""
@@ -366,12 +371,13 @@ class ContainerPackets:
 class _Sight:
     """Finds out what a container says of how a stream is shown, from the packets of a walk over it."""
 
-    def __init__(self, stream: av.VideoStream, container: str) -> None:
+    def __init__(self, stream: av.VideoStream, container: str, most_pixels: int) -> None:
         self._stream, self._matrix = stream, IDENTITY
         context = stream.codec_context
         has_matrix = bool(_WITH_MATRIX & set(container.split(",")))
-        self._is_open = has_matrix and context is not None and context.width * context.height <= _SEEN_PIXELS
+        self._is_open = has_matrix and context is not None and context.width * context.height <= most_pixels
         if self._is_open:
+            context.options = {"max_pixels": str(2 * most_pixels)}  # codecs round sizes up
             context.thread_count = 1  # the first frame comes out early
 
     def add(self, packet: av.Packet) -> None:

@@ -21,7 +21,7 @@ from understudy.video.codec_pool import decoder_bytes, frame_bytes, pixel_bytes
 from understudy.video.decoder import FrameDecoder
 from understudy.video.depth import RGB, Pixels
 from understudy.video.index import WHOLE_GOP, Mp4Index, VideoIndex
-from understudy.video.packets import open_packets
+from understudy.video.packets import MOST_PIXELS, open_packets
 
 DecodedImage: TypeAlias = av.VideoFrame | np.ndarray
 """A decoded frame whose RGB conversion is still to be done (`Converter`), or uint8 (H, W, 3) RGB."""
@@ -144,8 +144,8 @@ _RUN_LENGTH = 8  # frames decoded before the first is converted
 class PyavReader(VideoReader):
     """Images through bare PyAV decoders; see `VideoReader`."""
 
-    def __init__(self, source: ByteSource, pixels: Pixels, frames: int = 0) -> None:
-        self._source, self._pixels, self._frames = source, pixels, frames
+    def __init__(self, source: ByteSource, pixels: Pixels, frames: int = 0, most_pixels: int = MOST_PIXELS) -> None:
+        self._source, self._pixels, self._frames, self._most_pixels = source, pixels, frames, most_pixels
         self._open(source.where)
         index = self._packets.index
         super().__init__(source.where, index)
@@ -157,7 +157,7 @@ class PyavReader(VideoReader):
 
     def _open(self, path: str) -> None:
         self._pid: int | None = os.getpid()
-        self._packets = open_packets(self._source, self._frames)
+        self._packets = open_packets(self._source, self._frames, self._most_pixels)
         self._decoder = FrameDecoder(self._packets, path, True, self._pixels.pixel_format)
         self._converter = self._pixels.converter()
 
@@ -203,7 +203,7 @@ class PyavReader(VideoReader):
             del self._decoder
 
     def __reduce__(self) -> tuple[object, ...]:
-        return PyavReader, (self._source, self._pixels, self._frames)
+        return PyavReader, (self._source, self._pixels, self._frames, self._most_pixels)
 
 
 _BUFFER = 1 << 20  # bytes read ahead in a file that is not local
@@ -224,9 +224,9 @@ def _decoder_class() -> Any:
 class TorchcodecReader(VideoReader):
     """Images through torchcodec. Facts come from the same index as the PyAV reader's."""
 
-    def __init__(self, source: ByteSource, frames: int = 0) -> None:
-        self._source, self._frames = source, frames
-        packets = open_packets(source, frames)
+    def __init__(self, source: ByteSource, frames: int = 0, most_pixels: int = MOST_PIXELS) -> None:
+        self._source, self._frames, self._most_pixels = source, frames, most_pixels
+        packets = open_packets(source, frames, most_pixels)
         packets.close()
         super().__init__(source.where, packets.index)
         self.frame_bytes, self.knows_frame_bytes = self.height * self.width * 3, True
@@ -249,7 +249,7 @@ class TorchcodecReader(VideoReader):
         self._cursor.park()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return TorchcodecReader, (self._source, self._frames)
+        return TorchcodecReader, (self._source, self._frames, self._most_pixels)
 
 
 class TorchcodecCursor:
@@ -297,7 +297,11 @@ class TorchcodecCursor:
 
 
 def open_video(
-    file: str | os.PathLike[str] | ByteSource, backend: str = "pyav", pixels: Pixels = RGB, frames: int = 0
+    file: str | os.PathLike[str] | ByteSource,
+    backend: str = "pyav",
+    pixels: Pixels = RGB,
+    frames: int = 0,
+    most_pixels: int = MOST_PIXELS,
 ) -> VideoReader:
     """Open a video for reading images.
 
@@ -309,6 +313,7 @@ def open_video(
         backend: "pyav" or "torchcodec". Both give the same images. Depth is always read by "pyav".
         pixels: color, or a kind of depth.
         frames: wanted number of frames, which decides among several video streams of the file; 0: any.
+        most_pixels: larger frames are not decoded when a container is opened.
 
     Raises:
         DatasetError: the file cannot be read as a video.
@@ -317,5 +322,5 @@ def open_video(
         raise ValueError(f"backend={backend!r}: it must be 'pyav' or 'torchcodec'")
     source = LocalSource(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else file
     if backend == "pyav" or pixels.is_depth:
-        return PyavReader(source, pixels, frames)
-    return TorchcodecReader(source, frames)
+        return PyavReader(source, pixels, frames, most_pixels)
+    return TorchcodecReader(source, frames, most_pixels)

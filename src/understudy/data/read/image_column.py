@@ -169,6 +169,9 @@ def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) 
             array = (_to_depth if feature.is_depth else _to_channels)(upright(image), feature, where)
     except DatasetError:
         raise
+    except Image.DecompressionBombError as error:
+        pixels = next((word.strip("(") for word in str(error).split() if word.strip("(").isdigit()), "too many")
+        raise _too_large(f"{pixels} pixels", feature, where) from error
     except Exception as error:
         problem = f"{feature.key!r} is not a readable image: {type(error).__name__}: {str(error)[:100]}"
         raise DatasetError(problem, where=where, fix=_REPAIR) from error
@@ -176,13 +179,17 @@ def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) 
 
 
 def _check_size(image: Image.Image, feature: Feature, where: str) -> None:
-    size, declared = (image.height, image.width), feature.size
+    size = image.height, image.width
     if size[0] * size[1] <= feature.max_pixels:
         return
-    limit = f"{feature.max_pixels} pixels are the limit"
-    limit = f"info.json declares {declared[1]}x{declared[0]}" if declared else limit
-    problem = f"{feature.key!r} is an image of {size[1]}x{size[0]}, {limit}"
-    raise DatasetError(problem, where=where, fix="correct the shape in info.json, or repair the row")
+    raise _too_large(f"{size[1]}x{size[0]}", feature, where)
+
+
+def _too_large(size: str, feature: Feature, where: str) -> DatasetError:
+    declared = feature.size
+    words = f"info.json declares {declared[1]}x{declared[0]}, and " if declared else ""
+    problem = f"{feature.key!r} is an image of {size}, {words}{feature.max_pixels:,} pixels are the limit"
+    return DatasetError(problem, where=where, fix="correct the shape in info.json, or repair the row")
 
 
 _DEPTH_MODES = {"uint16": ("I;16", "I;16L", "I;16B", "I;16N", "I"), "float32": ("F",)}
@@ -199,19 +206,46 @@ def _to_depth(image: Image.Image, feature: Feature, where: str) -> np.ndarray:
         unit = feature.info.get("depth_unit")
         problem = f"{feature.key!r} is an image of mode {image.mode}; depth in depth_unit {unit} is read as {dtype}"
         fix = "set depth_unit in info.json: mm for 16-bit integers, m for 32-bit floats"
-        if image.mode in ("RGB", "RGBA", "P"):
+        if image.mode in _OTHER_MODES:
+            fix = "remove is_depth_map from info.json, and " + _OTHER_MODES[image.mode][1]
+        elif image.mode in ("RGB", "RGBA", "P"):
             fix = "remove is_depth_map from info.json to read them as color, or leave the camera out of keys"
         raise DatasetError(problem, where=where, fix=fix)
     return pixels.convert(array.astype(dtype))[..., None]
+
+
+_CONVERT = (
+    "convert it to 8-bit RGB with its color profile and write the row again, or leave the key out with keys=[...]"
+)
+_OTHER_MODES = {
+    "CMYK": ("of printing colors (CMYK)", _CONVERT),
+    "YCbCr": ("of luma and chroma (YCbCr)", _CONVERT),
+    "LAB": ("of the color space L*a*b*", _CONVERT),
+    "HSV": ("of hue, saturation and value (HSV)", _CONVERT),
+    "PA": ("of a palette with transparency (PA)", "write the row again without transparency, as 8-bit RGB"),
+    "La": ("of gray multiplied by its transparency (La)", "write the row again without transparency, as 8-bit RGB"),
+    "RGBa": ("of colors multiplied by their transparency (RGBa)", "write the row again as 8-bit RGB"),
+    "RGBX": ("of RGB with a fourth channel of padding (RGBX)", "write the row again as 8-bit RGB"),
+}
+"""Modes of Pillow that are neither read nor depth -> words and remedy."""
+
+
+def _odd_mode(image: Image.Image, feature: Feature, where: str) -> DatasetError:
+    """Return the error of an image in a mode that is not read as color."""
+    if image.mode in _OTHER_MODES:
+        kind, fix = _OTHER_MODES[image.mode]
+        return DatasetError(f"{feature.key!r} is an image {kind}, not 8-bit gray or RGB", where=where, fix=fix)
+    kind = "32-bit floats" if image.mode == "F" else "whole numbers of more than 8 bits"
+    problem = f"{feature.key!r} is an image of {kind} (mode {image.mode}), not 8-bit gray or RGB"
+    fix = 'declare "info": {"is_depth_map": true} in info.json if this is depth, or ' + _REPAIR
+    return DatasetError(problem, where=where, fix=fix)
 
 
 def _to_channels(image: Image.Image, feature: Feature, where: str) -> np.ndarray:
     """Convert an opened image to uint8 (H, W, C)."""
     want = feature.channels or 3
     if image.mode not in ("RGB", "L", "P", "RGBA", "LA", "1"):
-        problem = f"{feature.key!r} is an image of mode {image.mode}, not 8-bit grey or RGB"
-        fix = 'declare "info": {"is_depth_map": true} in info.json if this is depth, or ' + _REPAIR
-        raise DatasetError(problem, where=where, fix=fix)
+        raise _odd_mode(image, feature, where)
     if want == 4:
         return np.asarray(image.convert("RGBA"))
     if image.mode in ("RGBA", "LA") or "transparency" in image.info:

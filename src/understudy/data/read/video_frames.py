@@ -217,8 +217,8 @@ class VideoFrames(ProcessLocal):
             raise error.replaced(where=where) from error
         with with_location(where):
             try:
-                expected = int(self.catalog.videos(camera).expected[file])
-                reader = open_video(source, self.backend, self.catalog.features[camera].pixels, expected)
+                feature, expected = self.catalog.features[camera], int(self.catalog.videos(camera).expected[file])
+                reader = open_video(source, self.backend, feature.pixels, expected, feature.max_pixels)
             except SourceError:
                 raise
             except DatasetError:
