@@ -5,6 +5,7 @@ features        rename, drop and cast features; compare those of several sources
 annotations     subtasks, metadata and task texts from files
 rows            read, renumber and write rows
 videos          copy or encode videos; PSNR and SSIM of encoded images
+carried         further fields of info.json and files of the sources: carried, or named
 recommend       video settings for a policy of small images, measured
 publish         new episodes of several writers appended to a dataset that others read
 write_set       `write_outputs`: plans written to a new folder that appears in one step, with their origin

@@ -49,6 +49,7 @@ from understudy.data.write.dataset_files import (
     tasks_table,
     video_info,
 )
+from understudy.edit.carried import OF_VIDEO, carried_entries, carried_info, left_files
 from understudy.edit.plan import Bad, Encoding, Plan, PlanWork, keep_sound, run_plan, write_files
 from understudy.edit.rows import EpisodeRows, RowWriter, SourceRows, group_pieces, row_starts, undeclared_columns
 from understudy.edit.videos import PARTS, CameraStreams, CameraVideos, find_streams, write_videos
@@ -72,6 +73,7 @@ class Written:
         tasks: number of tasks.
         clocks: episodes whose timestamps differed from frame / fps; the output has frame / fps.
         undeclared: columns of the sources that info.json does not declare, and that were left out.
+        left_out: lines about further facts and files of the sources that the output lacks.
         videos: camera -> its videos.
         plan: the written episodes.
         skipped: pieces that were left out, with the reasons.
@@ -85,6 +87,7 @@ class Written:
     videos: dict[str, CameraVideos]
     plan: Plan
     skipped: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
 
 def write_set(
@@ -166,8 +169,10 @@ def _write_kept(
     listed = tasks_table(list(tasks))
     replace_parquet(root / "meta/tasks.parquet", [listed], listed.schema)
     replace_json(root / "meta/stats.json", stats_json(features, statistics))
+    carried, left_out = carried_info(plan)
+    entries, left_entries = _entries(plan, features, videos)
     info = info_json(
-        _entries(plan, features, videos),
+        entries,
         fps=_number(plan.fps),
         robot_type=plan.robot_type,
         episodes=len(plan.pieces),
@@ -176,7 +181,7 @@ def _write_kept(
         data_file_mb=DATA_MB,
         video_file_mb=VIDEO_MB,
     )
-    replace_json(root / "meta/info.json", info)
+    replace_json(root / "meta/info.json", info | carried)
     for path, content in plan.files.items():
         replace_json(root / path, content)
     shutil.rmtree(root / PARTS, ignore_errors=True)
@@ -189,7 +194,8 @@ def _write_kept(
         with suppress(OSError):
             other.parent.rmdir()
     undeclared = {name for number in range(len(plan.sources)) for name in undeclared_columns(plan, number)}
-    return replace(written, undeclared=sorted(undeclared))
+    left_out = [*left_out, *left_entries, *left_files(plan)]
+    return replace(written, undeclared=sorted(undeclared), left_out=left_out)
 
 
 def describe_bad(plan: Plan, bad: Bad) -> list[dict[str, Any]]:
@@ -341,21 +347,28 @@ def metadata_array(name: str, values: Sequence[Any]) -> pa.Array:
     return column.cast(pa.string()) if pa.types.is_null(column.type) else column
 
 
-def _entries(plan: Plan, features: Mapping[str, Feature], videos: Mapping[str, CameraVideos]) -> dict[str, Any]:
-    """Return the features of info.json; those of videos describe the written files."""
+def _entries(
+    plan: Plan, features: Mapping[str, Feature], videos: Mapping[str, CameraVideos]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the features of info.json, and lines about entries that are left out; videos describe written files."""
     entries: dict[str, Any] = {}
+    left_out: list[str] = []
     for key, feature in features.items():
         entries[key] = {"dtype": feature.dtype, "shape": list(feature.shape), "names": feature.names}
+        further, details, lines = carried_entries(plan, key)
+        entries[key] |= further | ({"info": details} if details else {})
+        left_out += lines
         if key in videos and (stream := videos[key].stream) is not None:
             height, width, codec, pix_fmt, gop = stream
             video = video_info(height, width, codec, pix_fmt, _number(plan.fps), 3)
-            copied_info = {} if videos[key].encoded else feature.info
+            recorded = {n: v for n, v in feature.info.items() if n in details or n.startswith(OF_VIDEO)}
+            copied_info = details if videos[key].encoded else recorded | details
             entries[key]["info"] = {**copied_info, **video, **PLAIN_VIDEO}
             if videos[key].encoded:
                 settings = plan.encode.get(key, Encoding())
                 entries[key]["info"]["video.g"] = settings.gop or gop
                 entries[key]["info"] |= {} if settings.crf is None else {"video.crf": settings.crf}
-    return entries
+    return entries, left_out
 
 
 def _number(value: float) -> Any:

@@ -565,6 +565,7 @@ def describe(written: "Written", root: str) -> dict[str, Any]:
         "skipped_features": {key: why for source in plan.sources for key, why in source.skipped_features.items()},
         "cameras": {},
         "skipped": written.skipped,
+        "left_out": written.left_out,
     }
     after = Catalog.open(root)
     for key in plan.cameras:
@@ -607,6 +608,7 @@ def format_summary(facts: Mapping[str, Any]) -> list[str]:
         lines.append(f"  timestamps of {facts['timestamps_rewritten']:,} episodes differed from frame / fps; now equal")
     lines += [f"  column {name} is not declared in info.json: left out" for name in facts["undeclared_columns"]]
     lines += [f"  {key} {why}: left out" for key, why in facts["skipped_features"].items()]
+    lines += [f"  {line}" for line in facts["left_out"]]
     if skipped := facts["skipped"]:
         lines.append(f"  {plural(len(skipped), 'bad episode')} left out")
         lines += [f"    episode {bad['episode']} of source {bad['source']}: {bad['reason']}" for bad in skipped]
