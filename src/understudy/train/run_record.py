@@ -22,7 +22,7 @@ from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy
 from understudy.train.data.input_contract import make_contract, named_heads
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, make_order
-from understudy.train.data.run_normalization import choose_normalization, confront_policy
+from understudy.train.data.run_normalization import HeadStatistics, choose_normalization, confront_policy
 from understudy.train.data.updates import current_spec
 
 
@@ -36,7 +36,8 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
     network = data.policy_config(config)
     initial = read_initial_policy(config.init_from, network) if config.init_from else None
     cache = Path(RemoteOptions(cache=config.data.cache).folder)
-    computed = choose_normalization(config, data, cache)
+    statistics: HeadStatistics = {}
+    computed = choose_normalization(config, data, cache, absolute=statistics)
     if initial is not None:
         _check_same_meaning(config.init_from, initial.normalization, computed)
     normalization = confront_policy(config, data, initial.normalization) if initial is not None else computed
@@ -48,7 +49,7 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
         "normalisation": normalization,
         "policy": asdict(network),
         "metadata": named_heads(
-            data.metadata() | {CONTRACT: make_contract(config, data, cache)}, data.heads, normalization
+            data.metadata() | {CONTRACT: make_contract(config, data, cache, statistics)}, data.heads, normalization
         ),
         "policy_files": digests(network),
         "init": initial.digest if initial else None,

@@ -15,6 +15,7 @@ from understudy.cli.main import main
 from understudy.config.data import SourceConfig
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
+from understudy.data.stats import norm_heads
 from understudy.errors import ConfigError, DatasetError
 from understudy.train.data import given_figures
 from understudy.train.data.given_figures import sample_rows
@@ -360,3 +361,19 @@ def test_a_run_resumes_with_its_own_modes_alone(
     assert main(["resume", str(tmp_path / "r"), "--steps", "2"]) == 0
     assert main(["resume", str(tmp_path / "r"), "--steps", "3", "--data.normalize", "gripper", "min_max"]) == 2
     assert "data.normalize" in capsys.readouterr().err
+
+
+def test_the_summary_of_a_source_is_read_once_at_the_start(
+    radians: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The contract needs the actions as recorded, the normalization their differences: one pass has both."""
+    read: list[object] = []
+    original = norm_heads.load_or_compute
+    monkeypatch.setattr(norm_heads, "load_or_compute", lambda *args: read.append(args[1]) or original(*args))
+    words = ["train", "--data.root", str(radians), "--output-dir", str(tmp_path / "r"), "--steps", "1", *SMALL]
+    words += ["--data.val-fraction", "0", "--data.delta-action-dims", "0", "1", "--data.cache", str(tmp_path / "c")]
+    assert main(words) == 0
+    assert len(read) == 1
+    (robot,) = json.loads((tmp_path / "r/policy/contract.json").read_text())["robots"].values()
+    rows = given_figures.Samples(open_data(config_of(radians)), 0).of(0)[ACTION]
+    np.testing.assert_allclose(robot["action"]["figures"]["std"], rows.std(0), rtol=1e-4)

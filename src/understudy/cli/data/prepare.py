@@ -79,16 +79,15 @@ _COST = 400
 def prepare_statistics(config: StatisticsConfig) -> None:
     """Compute the statistics that the start of a run needs, and print them."""
     from understudy.storage.remote_options import RemoteOptions
-    from understudy.train.data.input_contract import head_statistics
     from understudy.train.data.run_data import open_data
-    from understudy.train.data.run_normalization import choose_normalization
+    from understudy.train.data.run_normalization import HeadStatistics, choose_normalization
     from understudy.train.paths import with_local_files
 
     run = with_local_files(config).with_policy_defaults()
     data, cache = open_data(run), Path(RemoteOptions(cache=run.data.cache).folder)
     with config.open_workers(sum(map(len, data.training)) // _COST) as workers:
-        choose_normalization(run, data, cache, workers)
-        statistics = head_statistics(run, data, cache, workers)
+        statistics: HeadStatistics = {}
+        choose_normalization(run, data, cache, workers, statistics)
     if config.json:
         print(json.dumps(statistics, default=lambda value: value.tolist() if hasattr(value, "tolist") else vars(value)))
         return

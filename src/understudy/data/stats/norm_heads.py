@@ -195,6 +195,7 @@ def compute_normalization(
     cache: Path | None = None,
     validation: Sequence[EpisodeDataset] = (),
     workers: Workers | None = None,
+    absolute: dict[str, dict[str, Statistics]] | None = None,
 ) -> dict[str, Any]:
     """Compute a policy's normalization as plain lists for JSON.
 
@@ -208,7 +209,7 @@ def compute_normalization(
     Raises:
         DatasetError: also where recorded statistics lack figures that `mode` needs, or cannot be pooled for it.
     """
-    statistics = compute_statistics(members, chunk, cache, validation, workers)
+    statistics = compute_statistics(members, chunk, cache, validation, workers, absolute)
     firsts = {member.head: member for member in reversed(members)}
     columns = [key for key in (ACTION, STATE) if any(key in of_head for of_head in statistics.values())]
     dims = {
@@ -236,6 +237,7 @@ def compute_statistics(
     cache: Path | None = None,
     validation: Sequence[EpisodeDataset] = (),
     workers: Workers | None = None,
+    absolute: dict[str, dict[str, Statistics]] | None = None,
 ) -> dict[str, dict[str, Statistics]]:
     """Compute the statistics of each head, sorted by name: `ACTION` (as learnt) and, if present, `STATE`.
 
@@ -245,6 +247,7 @@ def compute_statistics(
         cache: folder for the summaries of each source (see `load_or_compute`); None stores nothing.
         validation: validation parts, checked for errors only: one NaN there makes the whole loss NaN.
         workers: processes that read the rows; None reads them in this one.
+        absolute: receives the statistics of each head whose rows are all read, with those of the actions as recorded.
 
     Raises:
         DatasetError: a value is not finite or an outlier (`check_outliers`), sources of one head differ in width or
@@ -259,7 +262,7 @@ def compute_statistics(
     with Progress(sum(map(count_frames, parts)), "statistics", "frame") as bar:
         strides = dict.fromkeys((ACTION, STATE), 0)
         others = [(data, _summary(data, (), chunk, strides, cache, bar, workers)) for data in validation]
-        pooled = {head: _pool_head(of_head, chunk, cache, bar, workers) for head, of_head in heads.items()}
+        pooled = {head: _pool_head(of_head, chunk, cache, bar, workers, absolute) for head, of_head in heads.items()}
     for head, of_head in heads.items():
         for key, statistics in pooled[head].items():
             check_outliers(
@@ -311,7 +314,12 @@ def _check_pair(head: str, first: Member, other: Member) -> None:
 
 
 def _pool_head(
-    members: Sequence[Member], chunk: int, cache: Path | None, bar: Progress, workers: Workers | None
+    members: Sequence[Member],
+    chunk: int,
+    cache: Path | None,
+    bar: Progress,
+    workers: Workers | None,
+    absolute: dict[str, dict[str, Statistics]] | None,
 ) -> dict[str, Statistics]:
     """Statistics of one head by `ACTION` and `STATE`."""
     recorded = [member.recorded for member in members if member.recorded is not None]
@@ -332,6 +340,8 @@ def _pool_head(
         key: pool([part[key] for part in parts])
         for key in (*vector_widths(members[0].data), *((DELTA,) if delta else ()))
     }
+    if absolute is not None and not recorded:
+        absolute[members[0].head] = {key: pooled[key] for key in vector_widths(members[0].data)}
     if delta:
         learnt, action = vars(pooled.pop(DELTA)), vars(pooled[ACTION])
         figures = {name: np.array(figure) for name, figure in action.items() if name != "count"}

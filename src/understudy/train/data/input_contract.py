@@ -54,19 +54,25 @@ logger = logging.getLogger(__name__)
 Modes = Mapping[str, Sequence[DimensionMode]]
 
 
-def make_contract(config: TrainConfig, data: RunData, cache: Path | None = None) -> dict[str, Any]:
+def make_contract(
+    config: TrainConfig,
+    data: RunData,
+    cache: Path | None = None,
+    statistics: Mapping[str, Mapping[str, Statistics]] | None = None,
+) -> dict[str, Any]:
     """Measure the contract of a run, as plain values (`Contract.to_json`).
 
     Args:
         config: settings of the run.
         data: its data.
         cache: folder of earlier statistics; None keeps nothing.
+        statistics: by norm head and key, those of the actions as recorded; None computes them.
 
     Raises:
         DatasetError: the statistics cannot be computed; external ones leave the ranges unknown. An image that cannot be
             read only leaves its camera's appearance unknown, with a warning.
     """
-    statistics = head_statistics(config, data, cache)
+    statistics = head_statistics(config, data, cache) if statistics is None else statistics
     robots = {}
     cameras = sum(len(_cameras_of(data, number)) for number in range(len(data.heads)))
     images = min(IMAGES, max(LEAST_IMAGES, MOST_IMAGES // max(1, cameras)))

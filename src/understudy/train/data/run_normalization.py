@@ -34,6 +34,9 @@ from understudy.train.data.given_figures import (
 )
 from understudy.train.data.run_data import RunData, for_each_source, head_members, join_errors
 
+HeadStatistics = dict[str, dict[str, Statistics]]
+"""Norm head -> key -> statistics."""
+
 
 def compute_normalization(
     data: RunData,
@@ -42,6 +45,7 @@ def compute_normalization(
     workers: Workers | None = None,
     modes: Sequence[Mapping[str, Sequence[DimensionMode]]] | None = None,
     samples: Samples | None = None,
+    absolute: HeadStatistics | None = None,
 ) -> dict[str, Any]:
     """Compute offset and spread of the policy's inputs and outputs, per head, from the training episodes alone.
 
@@ -52,6 +56,7 @@ def compute_normalization(
         workers: processes that read the rows; None reads them in this one.
         modes: by source, normalization of each dimension by key; None: `mode` for all.
         samples: rows of the sources with external statistics; None reads some.
+        absolute: see `compute_statistics`.
 
     Raises:
         DatasetError: a value, validation episodes included, is not finite (names episode and dimension), or sources of
@@ -80,7 +85,7 @@ def compute_normalization(
     chunk = data.training[0].reach_of(ACTION)[1] + 1
     validation = [other for other in data.validation if other is not None]
     try:
-        return normalize_heads(members, mode, chunk, cache, validation, workers)
+        return normalize_heads(members, mode, chunk, cache, validation, workers, absolute)
     except SourceError:
         raise
     except DatasetError as error:
@@ -114,12 +119,17 @@ def _name_all(data: RunData, error: DatasetError) -> DatasetError:
 
 
 def choose_normalization(
-    config: TrainConfig, data: RunData, cache: Path | None = None, workers: Workers | None = None
+    config: TrainConfig,
+    data: RunData,
+    cache: Path | None = None,
+    workers: Workers | None = None,
+    absolute: HeadStatistics | None = None,
 ) -> Record:
     """Return the normalization of a new run: that of the weights it starts from, or of its training episodes.
 
     The statistics of the data are computed in either case, because they find values that no run can use. Figures that
-    are not those of all rows are confronted with some of them (`given_figures.py`).
+    are not those of all rows are confronted with some of them (`given_figures.py`). `absolute`: see
+    `compute_statistics`.
 
     Raises:
         ConfigError: the weights have none, or one of another robot, or settings that contradict those of the run.
@@ -134,7 +144,7 @@ def choose_normalization(
     samples = Samples(data, config.seed, max(1, len(origins)))
     named = modes if isinstance(config.data.normalize, Mapping) else None
     rest: Any = rest_mode(config.data.normalize, default)
-    computed = compute_normalization(data, rest, cache, workers, named, samples)
+    computed = compute_normalization(data, rest, cache, workers, named, samples, absolute)
     chosen = config.policy.choose_normalization(computed)
     if config.init_from:
         return chosen  # for its heads and dimensions; the run takes that of the initial policy
