@@ -5,6 +5,7 @@ images made by a `batch_builder`, from the clip readers in `images`.
 
 loader                `Loader`: batches in the order's sequence
 batch_request         the arguments that `Loader` and `EpisodeStream` share, checked
+same_version          one version of the datasets and one order for all ranks
 order_rows            samples of steps, as rows of an order file
 order_state           state dicts: a position, and its order
 dataloader            the same batches for torch's DataLoader

@@ -19,6 +19,7 @@ from understudy.data.selection.select import Selection, SelectionOptions
 from understudy.load.choose_order import choose_order
 from understudy.load.images.disk_cache import DiskCache
 from understudy.load.mixed_batches import Mixture
+from understudy.load.same_version import agree_on_publications, check_same, find_board
 from understudy.order import Order, rank_slice
 from understudy.order.frame_numbering import LARGEST
 from understudy.order.make_spec import as_list
@@ -178,7 +179,12 @@ def make_request(
         TypeError: an unknown option, or an option of datasets that are already open.
     """
     settings: dict[str, Any] = {name: value for name, value in options.items() if name in BatchOptions.__annotations__}
-    opened = _open(datasets, {name: value for name, value in options.items() if name not in settings})
+    sources, is_list = _listed(datasets)
+    board = find_board(sources, options)
+    sources = agree_on_publications(sources, board)
+    opened = _open(
+        sources if is_list else sources[0], {name: value for name, value in options.items() if name not in settings}
+    )
     order, batch_size, seed, weights = (settings.pop(name, None) for name in ("order", "batch_size", "seed", "weights"))
     if order is None:
         if batch_size is None:
@@ -206,6 +212,7 @@ def make_request(
         )
     order = order.of_datasets(opened)  # refuses other datasets, and another selection than the order's
     request = BatchRequest(order, tuple(opened), colors=colors, **settings)
+    check_same(order, opened, board)
     Mixture.from_datasets(opened)  # refuses datasets that no batch can combine
     return request
 
@@ -226,9 +233,14 @@ FOREIGN = {
 """Arguments of torch's DataLoader and of streaming datasets -> the equivalent here."""
 
 
-def _open(datasets: Datasets, options: Mapping[str, Any]) -> list[EpisodeDataset]:
+def _listed(datasets: Datasets) -> tuple[list[Any], bool]:
+    """Return the datasets as a list, and whether they were several."""
     several = isinstance(datasets, Iterable) and not isinstance(datasets, (str, bytes, os.PathLike, Mapping))
-    sources: list[Any] = list(datasets) if several else [datasets]  # type: ignore[arg-type]
+    return list(datasets) if several else [datasets], several  # type: ignore[arg-type]
+
+
+def _open(datasets: Datasets, options: Mapping[str, Any]) -> list[EpisodeDataset]:
+    sources, several = _listed(datasets)
     paths = [isinstance(source, (str, os.PathLike, Catalog)) for source in sources]
     names = DatasetOptions.__annotations__
     if foreign := [f"{name}: {FOREIGN[name]}" for name in sorted(options.keys() & FOREIGN.keys())]:

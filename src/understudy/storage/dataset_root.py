@@ -117,6 +117,14 @@ class Files:
         return ", ".join(f"{path} {mark.tag}" for path, mark in sorted(marks.items()) if mark is not None)
 
     @property
+    def shared_version(self) -> str:
+        """The same as `version_read`, but equal for a copy on another host: of a local dataset sizes of meta files."""
+        if not self.is_local or self.publication:
+            return self.version_read
+        marks = self._version.marks if self._version is not None else {}
+        return ", ".join(f"{path} {mark.size}" for path, mark in sorted(marks.items()) if mark is not None)
+
+    @property
     def version_address(self) -> str:
         """Address of the version of `version_read`, where a later opening gets the same; "" where there is none."""
         if self.publication:

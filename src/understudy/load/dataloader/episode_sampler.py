@@ -35,6 +35,7 @@ from torch.utils.data import Sampler
 from understudy.data.selection.select import EPISODE_STRIDE
 from understudy.load.order_rows import Span, order_facts, rows_of
 from understudy.load.order_state import order_state, position_in
+from understudy.load.same_version import check_same, find_board
 from understudy.order import Order, rank_slice
 from understudy.order.make_spec import as_list
 from understudy.order_file import find_segments, lengths_digest, write_order_file
@@ -114,6 +115,9 @@ class EpisodeSampler(Sampler[int]):
         self._source: Any = SimpleNamespace(segments=self._segments, **facts)
         if order is not None:
             self._order, self._pass = order.of_datasets(self._source), order.stop
+        settings = {"batch_size": batch_size, "seed": seed, "shuffle": shuffle, "rank": rank, "world_size": world_size}
+        settings |= {"episodes": episodes, "drops": (drop_n_first_frames, drop_n_last_frames)}
+        check_same(self._order, [data], find_board([data], settings))
         self._epoch, self._start = 0, self._order.start
         self._over = False  # whether the next pass was over when its state was saved, as LeRobot counts
         self._until = self._start  # end of the current chunk of positions
