@@ -186,7 +186,7 @@ def test_skip_bad_writes_a_list_and_page_shows_it(
     assert content["bad_episodes"] == [1, 3]
     assert content["rules"] == {"1": ["values.finite"], "3": ["files.unreadable"]}
     assert "files.unreadable" in page.read_text()
-    worst = page.read_text().partition(">Worst episodes</h2>")[2].partition("<h2")[0]
+    worst = page.read_text().partition(">Episodes of findings</h2>")[2].partition("<h2")[0]
     assert "<h3>episode 1 · " in worst
     assert "<img" in worst
     assert "2 bad episodes" in capsys.readouterr().out

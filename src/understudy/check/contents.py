@@ -10,6 +10,7 @@ import numpy as np
 from understudy.check.findings import SEVERITIES, Report
 from understudy.check.image_facts import VideoFacts, VideoFile
 from understudy.check.row_facts import RowFacts
+from understudy.check.rules.episodes import MEASURES
 from understudy.data.format.catalog import Catalog
 from understudy.data.selection.motion import IDLE
 from understudy.plural import plural
@@ -96,6 +97,10 @@ def _encoding(catalog: Catalog, files: list[VideoFile], camera: str) -> dict[str
     return entry | {"frames": frames, "bytes": size, "bytes_per_frame": size / frames if size and frames else None}
 
 
+UNUSUAL = 3.0
+"""Robust z from which an episode is shown as unusual."""
+
+
 def format_report(report: Report, limit: int = 40) -> str:
     """Format a report: contents, findings with place and fix (at most `limit` of each severity), and their counts."""
     read = ", ".join(plural(count, name.replace("_", " ").removesuffix("s")) for name, count in report.read.items())
@@ -110,7 +115,7 @@ def format_report(report: Report, limit: int = 40) -> str:
             place = str(finding.place)
             lines.append(f"{severity} {finding.rule}" + (f": {place}" if place else ""))
             lines.append(f"  {finding.message}")
-            if finding.fix and severity != "note":
+            if finding.fix:
                 lines.append(f"  fix: {finding.fix}")
         if len(findings) > limit:
             lines.append(f"and {len(findings) - limit} more of severity {severity}")
@@ -120,9 +125,11 @@ def format_report(report: Report, limit: int = 40) -> str:
             by_reason.setdefault(": ".join(filter(None, (str(rule.place), rule.message))), []).append(rule.rule)
         lines.append("too little data for")
         lines += [f"  {', '.join(rules)}: {reason}" for reason, rules in by_reason.items()]
-    if report.ranking:
+    if unusual := [entry for entry in report.ranking if entry["score"] >= UNUSUAL][:5]:
         lines.append("most unusual episodes")
-        lines += [f"  {entry['episode']}: {entry['why']}" for entry in report.ranking[:5]]
+        lines += [f"  {entry['episode']}: {entry['why']}" for entry in unusual]
+        used = [entry["why"].split()[0] for entry in unusual]
+        lines += [f"  ({name}: {meaning})" for name, meaning in MEASURES.items() if name.split()[0] in used]
     counts = report.counts
     result = "sound: " if not (counts["error"] or counts["warning"]) else ""
     if counts["error"]:

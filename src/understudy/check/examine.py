@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from understudy.check.contents import describe_contents
+from understudy.check.effects import complete_fix, rank_findings
 from understudy.check.findings import Finding, Findings, Place, Report, fill, merge_undecided, sort_findings
 from understudy.check.image_facts import (
     SAMPLED_EPISODES,
@@ -182,7 +183,7 @@ def check_dataset(
         episodes=stored.num_episodes,
         frames=stored.num_frames,
         read=facts.read,
-        findings=tuple(_name_column(finding, stored, names) for finding in decided),
+        findings=rank_findings(tuple(_name_column(finding, stored, names) for finding in decided)),
         undecided=merge_undecided(finding for finding in findings if finding.severity == "undecided"),
         ranking=tuple(rank_episodes(catalog, facts.rows)[:20]) if facts.rows is not None else (),
         seconds=time.monotonic() - begin,
@@ -231,7 +232,8 @@ def _name_column(finding: Finding, catalog: Catalog, names: dict[str, str]) -> F
     """Fill the fix of a finding, and place it at the dataset's key."""
     place = replace(finding.place, column=names.get(finding.place.column, finding.place.column))
     leaves_none = len(place.episodes) == catalog.num_episodes
-    return replace(finding, place=place, fix=fill(finding.fix, catalog.root, leaves_none))
+    filled = replace(finding, place=place, fix=fill(finding.fix, catalog.root, leaves_none))
+    return complete_fix(filled, catalog.root)
 
 
 def _idle_share(catalog: Catalog, rows: RowFacts | None) -> float | None:

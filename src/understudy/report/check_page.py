@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from understudy.batch_keys import ACTION, STATE
-from understudy.check.contents import format_duration, format_encoding, format_metadata
+from understudy.check.contents import UNUSUAL, format_duration, format_encoding, format_metadata
+from understudy.check.effects import effect_of, view_command
 from understudy.check.findings import RULES, SEVERITIES, Finding, Report
+from understudy.check.rules.episodes import MEASURES
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import spread_evenly
@@ -65,9 +67,13 @@ def check_page(report: Report, shown: int) -> str:
         f"{severity.title()}s": [finding for finding in report.findings if finding.severity == severity]
         for severity in SEVERITIES
     }
-    findings["Too little data"] = list(report.undecided)
-    sections = [section(title, _findings(group)) for title, group in findings.items()]
+    note = "Those that stop a training first, then those that make it learn something wrong."
+    sections = [
+        section(title, *_findings(group, report.root), note=note if len(group) > 1 else "")
+        for title, group in findings.items()
+    ]
     sections += _contents(report, catalog, shown) if catalog is not None else ()
+    sections.append(section("Too little data", _too_little(report.undecided)))
     top = [text(about + (read or "metadata")), tiles(figures)]
     return render_page(f"{name} · understudy check", f"{name}: {faults or 'sound'}", sections, top=top)
 
@@ -82,18 +88,27 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
         yield f"{100 * report.idle_share:.1f} %", "idle frames"
 
 
-def _findings(findings: list[Finding]) -> Block | None:
-    rows = [
-        [
-            finding.rule,
-            str(finding.place),
-            finding.message,
-            RULES[finding.rule],
-            finding.fix if finding.severity in ("error", "warning") else "",
+def _findings(findings: list[Finding], root: str) -> Iterator[Block]:
+    """Render each finding as a card of paragraphs, which no screen cuts off."""
+    for finding in findings:
+        place = str(finding.place)
+        blocks = [
+            text(finding.message, ""),
+            text(f"A sound dataset: {RULES[finding.rule]}."),
+            text(f"Effect: {effect_of(finding)}."),
         ]
-        for finding in findings
-    ]
-    return table_card("", ["rule", "place", "finding", "a sound dataset", "fix"], rows)
+        blocks += [text(f"Fix: {finding.fix}", "")] if finding.fix else []
+        command = view_command(root, finding)
+        blocks += [text(command, "code")] if command and command not in finding.fix else []
+        style = "bad" if finding.severity == "error" else ""
+        yield card(f"{finding.rule}: {place}" if place else finding.rule, *blocks, style=style)
+
+
+def _too_little(undecided: tuple[Finding, ...]) -> Block | None:
+    """Render the rules that the dataset has too little data for."""
+    lines = [f"{': '.join(filter(None, (rule.rule, str(rule.place))))}: {rule.message}" for rule in undecided]
+    block = listing(lines)
+    return card("", block, note="These rules found nothing and passed nothing: they need more.") if block else None
 
 
 def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
@@ -101,9 +116,16 @@ def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
     contents = report.contents
     worst = _worst(report) if shown else {}
     rows = {int(episode): row for row, episode in enumerate(catalog.episodes.ids)}
-    yield section("Worst episodes", *(_episode(catalog, rows[episode], why) for episode, why in worst.items()))
-    ranking = [[entry["episode"], entry["score"], entry["why"]] for entry in report.ranking]
-    yield section("Most unusual episodes", table_card("", ["episode", "robust z", "because"], ranking))
+    yield section("Episodes of findings", *(_episode(catalog, rows[episode], why) for episode, why in worst.items()))
+    unusual = [entry for entry in report.ranking if entry["score"] >= UNUSUAL]
+    ranking = [[entry["episode"], entry["score"], entry["why"]] for entry in unusual]
+    terms = listing([f"{name}: {meaning}" for name, meaning in MEASURES.items()])
+    note = (
+        "Robust z is the distance from the median in standard deviations, as the median distance gives them: from 5 on "
+    )
+    note += "it is a note, from 8 on a warning."
+    block = card("", table(["episode", "robust z", "because"], ranking), terms, note=note) if ranking else None
+    yield section("Most unusual episodes", block)
     lines = listing(contents.get("keep_ranges", {}).get("lines", ()))
     yield section("Keep-ranges", card("", lines) if lines else None)
     videos = contents["videos"].items()
@@ -130,14 +152,14 @@ def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
 
 
 def _worst(report: Report) -> dict[int, str]:
-    """Episodes to show with a reason: first of errors and warnings, then the most unusual."""
+    """Episodes to show with a reason: of errors and warnings, then of notes, then the unusual ones."""
     reasons: dict[int, str] = {}
     for finding in report.findings:
-        if finding.severity != "note":
-            for episode in finding.place.episodes[:2]:
-                reasons.setdefault(episode, f"{finding.rule}: {finding.message}")
+        for episode in finding.place.episodes[:2]:
+            reasons.setdefault(episode, f"{finding.rule}: {finding.message}")
     for entry in report.ranking:
-        reasons.setdefault(entry["episode"], entry["why"])
+        if entry["score"] >= UNUSUAL:
+            reasons.setdefault(entry["episode"], entry["why"])
     return dict(list(reasons.items())[:WORST])
 
 

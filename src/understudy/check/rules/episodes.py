@@ -16,6 +16,16 @@ ENOUGH = 8
 WARN, NOTE = 8.0, 5.0
 """Robust z of an episode from which it is a warning, and a note."""
 RANKED = 20
+MEASURES = {
+    "length": "frames of the episode",
+    "path": "mean change of all dimensions of the action from frame to frame, in shares of their ranges",
+    "jerk": "roughness of the motion: the same of the third differences",
+    "idle share": "share of frames without motion",
+    "distance": "from the mean action of the episode to that of the others, in shares of the ranges",
+}
+"""Measure of an episode -> its meaning."""
+_NOISE = 1e-5
+"""Path and jerk below it are rounding of float32, no motion."""
 _LEAST_SCATTER = {"length": 0.15, "path": 0.15, "jerk": 0.2, "idle share": 0.05, "distance": 0.25}
 _LOGARITHMIC = ("length", "path", "jerk")
 _SAME, _SAME_MEAN = 0.01, 0.002  # shares of the range of a dimension by which copies may differ
@@ -124,6 +134,8 @@ def rank_episodes(catalog: Catalog, facts: RowFacts) -> list[dict[str, Any]]:
         measures["jerk"] = (column.jerk[rows] / unit).sum(1)
         measures["idle share"] = facts.idle[rows] / np.maximum(lengths[rows] - 1, 1)
         measures["distance"] = _distances(column.mean[rows], unit)
+    for name in {"path", "jerk"} & measures.keys():
+        measures[name] = np.where(measures[name] < _NOISE, 0.0, measures[name])
     scores: dict[str, np.ndarray] = {}
     for name, values in measures.items():
         moving = lengths[rows] >= (0 if name == "length" else _LEAST_FRAMES)

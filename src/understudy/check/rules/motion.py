@@ -211,7 +211,7 @@ def _delays(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarray
     away = np.abs(np.arange(len(DELAYS)) - delays.best[:, None]) >= _SEEN
     sharp = delays.clear & (delays.peak - np.where(away, delays.table, -1.0).max(axis=1) > limit)
     if not (sharp | odd).all():
-        words = f"sampled episodes whose motion shows a delay of {_SEEN} frames"
+        words = f"sampled episodes (all of them) whose motion shows a delay of {_SEEN} frames"
         yield undecided("images.shifted", len(clips), words, int((sharp | odd).sum()), Place(camera=camera))
 
 
