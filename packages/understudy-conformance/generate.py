@@ -114,7 +114,7 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 
 
 def write_lines(path: Path, entries: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
 
 
 def episode_tasks(demo: DemoSet, episode: int) -> list[str]:

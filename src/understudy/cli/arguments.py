@@ -96,9 +96,7 @@ def _help(
 
 
 def _print(text: str, paged: bool) -> None:
-    """Print a text on a terminal of any encoding; one that is longer than the terminal comes in the user's pager."""
-    encoding = sys.stdout.encoding or "utf-8"
-    text = text.encode(encoding, "replace").decode(encoding)
+    """Print a text; one that is longer than the terminal comes in the user's pager."""
     if paged and text.count("\n") >= shutil.get_terminal_size().lines:
         pydoc.pager(text)
     else:

@@ -20,6 +20,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from understudy.cli.commands import COMMANDS, LESS_MEMORY, LOADING
+from understudy.cli.console import start_again_as_utf8, write_any_text
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -29,6 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from understudy.credentials import strip_credentials
     from understudy.policies.own_code.types import given_code
 
+    if argv is None:
+        start_again_as_utf8()
+        write_any_text()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["__complete"]:
         from understudy.cli.completion import complete
@@ -168,6 +172,12 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
         if isinstance(error, KeyboardInterrupt):
             return 143 if error.args == (signal.SIGTERM,) else INTERRUPTED
         return WRONG_INPUT if is_wrong_input(error) or isinstance(error, FileExistsError) else FAILED
+    except UnicodeEncodeError as error:
+        if debug:
+            print(redact(traceback.format_exc()), end="", file=sys.stderr)
+        fix = "rename the file, or the text, with letters of UTF-8"
+        print(f"understudy {name}{_rank()}: {error.object[:200]!r} cannot be written as text: {fix}", file=sys.stderr)
+        return WRONG_INPUT
     except Exception as error:
         missing = describe_missing(error) if isinstance(error, ImportError) else None
         line = missing or _describe_out_of_memory(error, name)

@@ -27,7 +27,7 @@ def available_memory() -> int:
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            limits.append(int(Path(path).read_text()))
+            limits.append(int(Path(path).read_text(encoding="utf-8")))
         except (OSError, ValueError):  # another version of cgroups, or "max"
             continue
     return min(limits)

@@ -119,5 +119,5 @@ class Substitutes:
             self._journaled.add(substitution.position)
             self.made.append(substitution)
             if self._journal is not None:
-                with open(self._journal, "a") as file:
+                with open(self._journal, "a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(substitution)) + "\n")

@@ -211,7 +211,9 @@ def _open(path: Path) -> tuple[Any] | None:
     try:
         (whole, stat), lock = _map(path), Path(f"{path}.lock")
         mark = f"{_boot()} {stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns}"
-        is_checked = len(whole) >= _CHECKED_ONCE and bool(_boot()) and lock.exists() and lock.read_text() == mark
+        is_checked = (
+            len(whole) >= _CHECKED_ONCE and bool(_boot()) and lock.exists() and lock.read_text(encoding="utf-8") == mark
+        )
         begin = len(_MAGIC) + 32
         size, checksum = (int(text) for text in bytes(whole[len(_MAGIC) : begin]).split())
         head = bytes(whole[begin : begin + size])
@@ -226,7 +228,7 @@ def _open(path: Path) -> tuple[Any] | None:
         if place != len(whole):
             return None
         if not is_checked and len(whole) >= _CHECKED_ONCE:
-            lock.write_text(mark)
+            lock.write_text(mark, encoding="utf-8")
         os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns))  # the time of access: it is in use
         return (pickle.loads(parts[0].data, buffers=parts[1:]),)
     except (OSError, ValueError, TypeError, AttributeError, ImportError, pickle.UnpicklingError):

@@ -29,7 +29,7 @@ class Examination:
         self._path, self._timeout = path, timeout
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 -- closed with the examination
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 -- closed with the examination
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-")  # of all processes, which may be killed
 
     def __enter__(self) -> Self:

@@ -65,7 +65,7 @@ def doubt(report: Record) -> str:
 def busy_seconds() -> float | None:
     """CPU time of all processes on the cores of this one so far; None if the system does not provide it."""
     try:
-        lines = STAT.read_text().splitlines()
+        lines = STAT.read_text(encoding="utf-8").splitlines()
         allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         tick = os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError):

@@ -233,5 +233,5 @@ def conditions() -> dict[str, Any]:
 def cpu_name() -> str:
     """Name of the processor, if the system provides it."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())

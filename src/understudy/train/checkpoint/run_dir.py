@@ -285,7 +285,7 @@ class RunDir:
         """Whether a process of this host holds the lock. Asks the kernel's table, since a trial takes the lock."""
         try:
             status = (self.root / LOCK).stat()
-            lines = Path("/proc/locks").read_text().splitlines()
+            lines = Path("/proc/locks").read_text(encoding="utf-8").splitlines()
         except OSError:
             return False
         place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
