@@ -206,7 +206,7 @@ def test_import_reads_compressed_bags_and_bounds_them(
         monkeypatch.setattr("understudy.imports.bag_files._LEAST_UNPACKED", 1 << 20)
         (bag / f"{names[1]}.zstd").write_bytes(zstd.compress(bytes(1 << 22)))
     else:
-        monkeypatch.setattr("understudy.imports.bags.MAX_ROW", 1 << 20)
+        monkeypatch.setattr("understudy.imports.bags.MAX_MESSAGES", 1 << 20)
         base = sqlite3.connect(bag / names[1])
         base.execute("UPDATE messages SET data = ? WHERE id = 5", (zstd.compress(bytes(1 << 22)),))
         base.commit()
@@ -312,3 +312,26 @@ def test_import_names_a_message_later_than_any_clock(tmp_path: Path, kind: str) 
     content += odd if kind == "loose" else mcap.chunk(odd, never, never) + indexed
     np.testing.assert_array_equal(run(tmp_path, mcap.write(tmp_path / "a.mcap", content)), expected())
     assert [(of["kind"], of["stream"]) for of in findings(tmp_path)] == [("time", "/odd")]
+
+
+@pytest.mark.parametrize("way", ["blob", "generated", "view"])
+def test_import_bounds_messages_of_sqlite(tmp_path: Path, way: str) -> None:
+    import sqlite3
+
+    with Bag(tmp_path / "bag", "sqlite3") as bag:
+        fill(bag, 0, 30)
+    base = sqlite3.connect(tmp_path / "bag/bag.db3")
+    base.execute("ALTER TABLE messages RENAME TO old")
+    columns, source = "id INTEGER, topic_id INTEGER, timestamp INTEGER", "SELECT id, topic_id, timestamp FROM old"
+    if way == "view":
+        base.execute("CREATE VIEW messages AS SELECT id, topic_id, timestamp, zeroblob(900000000) AS data FROM old")
+    elif way == "generated":
+        base.execute(f"CREATE TABLE messages ({columns}, data BLOB GENERATED ALWAYS AS (zeroblob(900000000)))")
+        base.execute(f"INSERT INTO messages {source}")
+    else:
+        base.execute(f"CREATE TABLE messages ({columns}, data BLOB)")
+        base.execute(f"INSERT INTO messages SELECT *, zeroblob(300000000) FROM ({source} LIMIT 1)")
+    base.commit()
+    base.close()
+    error = fault(lambda: run(tmp_path, tmp_path / "bag"))
+    assert error.kind in ("size", "unreadable")

@@ -89,7 +89,10 @@ class Rows(Recording):
                 raise RecordingError("size", problem, fix="write an episode for each demonstration")
             require_size(_bytes(array, array.shape[1:]), MAX_ROW, "a row")
             if array.chunks:
-                require_size(_bytes(array, array.chunks), MAX_CHUNK, "a chunk")
+                of_row = int(
+                    np.prod([-(-size // max(1, part)) for size, part in zip(array.shape[1:], array.chunks[1:])])
+                )
+                require_size(_bytes(array, array.chunks) * of_row, MAX_CHUNK, "the chunks of a row")
             with reading(fix=self._explain):
                 self._opened.check(array)
         except RecordingError as error:

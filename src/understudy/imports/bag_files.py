@@ -15,7 +15,7 @@ from understudy.config.files import read_file
 from understudy.imports.bag_file import BagFile, Days, Message, Stretch, Topic, clip
 from understudy.imports.bounds import decompress, require_size, zstd_decoder
 from understudy.imports.inside import require_inside
-from understudy.imports.limits import MAX_CHUNK
+from understudy.imports.limits import MAX_MESSAGES
 from understudy.imports.mcap import McapFile
 from understudy.imports.recording import RecordingError
 from understudy.optional_packages import optional_imports
@@ -42,7 +42,9 @@ class SqliteFile:
     def __init__(self, path: Path, file: Path) -> None:
         self.path, self.days, self.faults = path, Days(), list[str]()
         self._base = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+        self._base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_MESSAGES)
         try:
+            self._base.execute("PRAGMA trusted_schema = OFF")
             self._open()
         except sqlite3.Error as error:
             self._base.close()
@@ -81,8 +83,12 @@ class SqliteFile:
         numbers = [number for number, name in self._names.items() if name in topics]
         marks = ", ".join("?" * len(numbers))
         query = f"SELECT topic_id, timestamp, data FROM messages WHERE topic_id IN ({marks}) ORDER BY timestamp, id"
-        for number, time, data in self._base.execute(query, numbers):
-            yield self._names[number], clip(time), bytes(data)
+        try:
+            for number, time, data in self._base.execute(query, numbers):
+                yield self._names[number], clip(time), bytes(data)
+        except sqlite3.DataError as error:
+            problem = f"a message of {self.path.name} has more than {MAX_MESSAGES:,} bytes, the limit"
+            raise RecordingError("size", problem) from error
 
     def stretches(self, topics: Collection[str]) -> list[Stretch]:
         """Return the messages of topics as one stretch."""
@@ -127,8 +133,8 @@ class Ros1File:
             (length,) = struct.unpack("<I", file.read(4))
             header = file.read(min(length, 1 << 16))
         _, found, rest = header.partition(b"size=")
-        size = struct.unpack_from("<I", rest)[0] if found and len(rest) >= 4 else MAX_CHUNK
-        require_size(size, MAX_CHUNK, f"a chunk of {self.path.name}")
+        size = struct.unpack_from("<I", rest)[0] if found and len(rest) >= 4 else MAX_MESSAGES
+        require_size(size, MAX_MESSAGES, f"a chunk of {self.path.name}")
         return int(size)
 
     def recorded(self, topics: Collection[str]) -> Iterator[Message]:

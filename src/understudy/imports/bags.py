@@ -14,7 +14,7 @@ import numpy as np
 from understudy.imports.bag_file import DAY, FAR, BagFile, Days, Message, Stretch, Topic, merge
 from understudy.imports.bag_files import SqliteFile, open_bag
 from understudy.imports.bounds import decompress
-from understudy.imports.limits import MAX_ROW
+from understudy.imports.limits import MAX_MESSAGES
 from understudy.imports.message_types import MessageTypes
 from understudy.imports.recording import NANO, Recording, RecordingError, Sample, Times, reading
 
@@ -92,7 +92,7 @@ class Bag(Recording):
         if not self._compression:
             return message
         stream, time, raw = message
-        return stream, time, decompress(self._compression, raw, MAX_ROW, f"a message of {stream}")
+        return stream, time, decompress(self._compression, raw, MAX_MESSAGES, f"a message of {stream}")
 
     def scan(self, streams: Collection[str]) -> dict[str, Times]:
         """Read the log time of each message, and the stamp of its header.

@@ -1,7 +1,11 @@
 """Limits of what one recording may ask of memory. Messages name them; bounds.py, values.py and timeline.py use them."""
 
 MAX_CHUNK = 1 << 30
-"""Decoded bytes of a chunk of an array or of an MCAP or ROS 1 file, and of a compressed message."""
+"""Decoded bytes of the chunks of a row of an array."""
+MAX_MESSAGES = 1 << 28
+"""Decoded bytes of a chunk of an MCAP or ROS 1 file, and of a message."""
+MAX_VALUES = 1 << 20
+"""Values of a message that its definition declares beside sequences; an array of numbers is one."""
 MAX_ROW = 1 << 28
 """Bytes of a row of an array."""
 MAX_ROWS = 1 << 20

@@ -17,7 +17,7 @@ import numpy as np
 
 from understudy.imports.bag_file import Days, Message, Stretch, Topic, clip
 from understudy.imports.bounds import decompress, require_size
-from understudy.imports.limits import MAX_CHUNK, MAX_METADATA
+from understudy.imports.limits import MAX_MESSAGES, MAX_METADATA
 from understudy.imports.recording import RecordingError
 
 _MAGIC = b"\x89MCAP0\r\n"
@@ -165,7 +165,7 @@ class McapFile:
                 loose.sizes.append(size - _OF_MESSAGE.size)
             elif operation == _CHUNK:
                 first, _, decoded, _ = _OF_CHUNK.unpack(self._file.read(_OF_CHUNK.size))
-                require_size(decoded, MAX_CHUNK, f"a chunk of {self.path.name}")
+                require_size(decoded, MAX_MESSAGES, f"a chunk of {self.path.name}")
                 self._parts.append(_Chunk(offset, size, first))
             elif operation == _INDEX and self._parts and isinstance(self._parts[-1], _Chunk):
                 self._read_index(self._parts[-1], self._file.read(size))

@@ -9,7 +9,7 @@ from typing import Any
 from understudy.errors import summarize
 from understudy.imports.bag_file import Topic
 from understudy.imports.bounds import require_size
-from understudy.imports.limits import MAX_METADATA
+from understudy.imports.limits import MAX_METADATA, MAX_VALUES
 from understudy.imports.recording import RecordingError
 from understudy.optional_packages import optional_imports
 
@@ -70,6 +70,8 @@ class MessageTypes:
                 raise ValueError(f"it defines {', '.join(store.fielddefs) or 'nothing'}")
             if missing := _missing(store.fielddefs, topic.kind):
                 raise ValueError(f"it does not define {', '.join(sorted(missing))}")
+            if (values := _values(store.fielddefs, topic.kind, {})) > MAX_VALUES:
+                raise ValueError(f"it declares {values:,} values in each message, the limit is {MAX_VALUES:,}")
             if topic.digest:
                 digest = store.generate_msgdef(topic.kind)[1] if self._is_ros1 else store.hash_rihs01(topic.kind)
                 if digest != topic.digest:
@@ -114,6 +116,23 @@ def _names(field: Any) -> list[str]:
     if node.name == "NAME":
         return [content]
     return _names(content[0]) if node.name in ("ARRAY", "SEQUENCE") else []
+
+
+def _values(definitions: Any, kind: str, counts: dict[str, int]) -> int:
+    """Return the values of a message that are there in any case; an array of numbers is one."""
+    if kind not in counts:
+        counts[kind] = 1  # also where it is within itself
+        counts[kind] += sum(_values_of(definitions, field, counts) for _, field in definitions[kind][1])
+    return counts[kind]
+
+
+def _values_of(definitions: Any, field: Any, counts: dict[str, int]) -> int:
+    node, content = field
+    if node.name == "NAME":
+        return _values(definitions, content, counts)
+    if node.name == "ARRAY" and content[0][0].name == "NAME":
+        return int(content[1]) * _values_of(definitions, content[0], counts)
+    return 1
 
 
 def clean(definition: str) -> str:

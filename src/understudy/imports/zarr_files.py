@@ -126,7 +126,8 @@ def _open(path: Path) -> Opened:
                 continue
             arrays[name] = _Array(array, buffer)
         sizes = [_bytes(array) for array in arrays.values() if _bytes(array) <= MAX_CHUNK]
-        buffer.limit = max(_LEAST, 2 * max(sizes, default=0))
+        largest = max(sizes, default=0)
+        buffer.limit = max(_LEAST, largest, min(2 * largest, MAX_CHUNK))  # filters change types
         store.limit = buffer.limit
     except BaseException:
         store.close()
