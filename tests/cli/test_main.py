@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from support.runs import series, tiny_config, tiny_dataset
-from understudy.cli import main
+from understudy.cli import commands, main
 from understudy.cli.arguments import settings as parse
 from understudy.cli.data.record import RecordConfig
 from understudy.config.help import groups
@@ -157,7 +157,6 @@ def test_warnings_are_one_line_without_source(monkeypatch: pytest.MonkeyPatch) -
         (["report", "{}"], "no run here"),
         (["validate", "{}"], "no run here"),
         (["validate", "{}", "--checkpoint", "bast"], "did you mean best?"),
-        (["train", "--mode", "policy=0.5"], "`--mode policy 0.5 inverse_dynamics 0.5`, not 'policy=0.5'"),
         (["train", "--mode", "polcy"], "did you mean policy?"),
         (["export", "{}"], "no run here"),
         (["rollout", "{}"], "no"),
@@ -531,3 +530,43 @@ def test_flag_replaces_a_mapping_of_the_file(
 def test_an_image_size_that_is_one_number_stays_one() -> None:
     found = parse("record", RecordConfig, "", ["--output-dir", "there", "--image-size", "48"], launchable=False)
     assert found.image_size == 48
+
+
+def test_help_lists_each_command_once_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = [name for names in commands.GROUPS.values() for name in names]
+    assert sorted(listed) == sorted(commands.COMMANDS)
+    assert run("--help") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(f"{title}:" in lines for title in commands.GROUPS)
+
+
+@pytest.mark.parametrize(
+    ("guess", "name"),
+    [
+        ("merge", "edit"),
+        ("delete", "edit"),
+        ("split", "edit"),
+        ("convert", "import"),
+        ("compare", "report"),
+        ("diff", "report"),
+        ("eval", "rollout"),
+        ("info", "check"),
+        ("inspect", "check"),
+        ("visualize", "view"),
+        ("viz", "view"),
+        ("upload", "push"),
+        ("download", "pull"),
+        ("Merge", "edit"),
+        ("finetune", "train"),
+    ],
+)
+def test_a_wrong_guess_gets_the_command(guess: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(guess, "x") == main.WRONG_INPUT
+    assert f"understudy {name}" in capsys.readouterr().err
+
+
+def test_guesses_name_commands_and_hide_none() -> None:
+    assert not commands.GUESSES.keys() & {name.split()[0] for name in commands.COMMANDS}
+    for remedy in commands.GUESSES.values():
+        for call in remedy.split("understudy ")[1:]:
+            assert call.split()[0].strip(",;") in commands.COMMANDS, remedy

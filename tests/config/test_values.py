@@ -212,3 +212,11 @@ def test_numbers_of_numpy_are_settings() -> None:
     config = replace(TrainConfig(), steps=np.int64(5))
     with pytest.raises(ConfigError, match="root"):
         us.train(config)
+
+
+def test_pairs_are_taken_with_an_equals_sign() -> None:
+    read = read_flags(TrainConfig, ["--optim.loss-weights", "state=0.1", "action=2", "--mode", "policy=1"], {})
+    assert read.optim.loss_weights == {"state": 0.1, "action": 2.0}
+    assert read.mode == {"policy": 1.0}
+    with refused("--optim.loss-weights", kind=ConfigError):
+        read_flags(TrainConfig, ["--optim.loss-weights", "state=0.1", "action"], {})

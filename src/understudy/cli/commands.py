@@ -80,6 +80,54 @@ COMMANDS = {
     "completion": Command("completion:completion", "print a completion script for a shell", "SHELL"),
 }
 
+GROUPS = {
+    "data": (
+        *("record", "import", "check", "view", "edit", "segment", "ranges", "select", "publish", "score", "statistics"),
+        *("fast fit", "tokenizer fit", "bench"),
+    ),
+    "train": (
+        *("demo", "train", "resume", "validate", "plan", "profile", "rollout", "order explain", "order export"),
+        "audit",
+    ),
+    "robot": ("export", "serve", "replay", "contract", "why"),
+    "look and share": ("report", "push", "pull", "completion"),
+}
+"""Groups of the help -> commands."""
+
+_EDIT = "understudy edit SRC [SRC ...] OUT"
+_ROLLOUT = "understudy rollout RUN"
+_CHECK = "understudy check PATH"
+_REPORT = "understudy report RUN"
+_VIEW = "understudy view PATH"
+_SERVE = "understudy serve POLICY"
+GUESSES = {
+    **dict.fromkeys(("merge", "concat", "combine", "join", "cat", "aggregate"), f"{_EDIT} with several SRC"),
+    **dict.fromkeys(("delete", "remove", "rm", "drop"), f"{_EDIT} --exclude-episodes 0-2"),
+    "split": f"{_EDIT} --split train=0.9 val=0.1",
+    "filter": f"{_EDIT} --where CONDITION, or understudy select PATH NAME --where CONDITION",
+    **dict.fromkeys(("trim", "crop"), f"{_EDIT} --drop-n-first-frames 10, or understudy segment SRC OUT"),
+    **dict.fromkeys(("resize", "transcode", "reencode", "encode", "compress"), f"{_EDIT} --size 224 --codec libx264"),
+    **dict.fromkeys(("rename", "cp", "copy", "annotate", "relabel"), f"{_EDIT}, whose --help lists all changes"),
+    "convert": f"{_EDIT} for LeRobot datasets, understudy import SOURCE OUT for bags, HDF5 and Zarr",
+    **dict.fromkeys(("compare", "diff"), "understudy report RUN RUN for runs, understudy contract PATH PATH"),
+    **dict.fromkeys(("eval", "evaluate", "test", "simulate", "sim"), f"{_ROLLOUT}, or understudy validate RUN"),
+    "play": f"{_ROLLOUT} for a policy, {_VIEW} for recorded episodes",
+    **dict.fromkeys(("info", "inspect", "describe", "summary", "lint", "verify", "doctor"), _CHECK),
+    "stats": f"{_CHECK}, or understudy statistics [FILE]",
+    **dict.fromkeys(("viz", "visualize", "visualise", "browse", "open", "gui", "app"), _VIEW),
+    **dict.fromkeys(("plot", "log", "logs", "history", "metrics", "status", "dashboard"), _REPORT),
+    **dict.fromkeys(("show", "list", "ls"), f"{_CHECK} for a dataset, {_REPORT} for a run"),
+    **dict.fromkeys(("upload", "share"), "understudy push PATH"),
+    **dict.fromkeys(("download", "fetch", "get", "clone"), "understudy pull PATH"),
+    **dict.fromkeys(("finetune", "fine-tune", "fit", "run"), "understudy train [FILE], with --init-from POLICY"),
+    "continue": "understudy resume RUN",
+    **dict.fromkeys(("infer", "inference", "predict", "deploy", "act", "server"), _SERVE),
+    **dict.fromkeys(("teleop", "teleoperate", "collect"), "a tool of your robot; understudy record simulates one"),
+    **dict.fromkeys(("explain", "diagnose", "debug"), "understudy why TRACE"),
+    **dict.fromkeys(("benchmark", "perf", "speed"), "understudy bench PATH"),
+}
+"""Names that others have for a command -> the call here."""
+
 LOADING = ("demo", "train", "resume", "validate", "profile", "bench")
 """Commands that load images in a separate process; for them freed memory is kept (see `load/malloc.py`)."""
 

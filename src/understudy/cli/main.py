@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from understudy.cli.commands import COMMANDS, LESS_MEMORY, LOADING
+from understudy.cli.commands import COMMANDS, GROUPS, GUESSES, LESS_MEMORY, LOADING
 from understudy.cli.console import start_again_as_utf8, write_any_text
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
@@ -92,9 +92,11 @@ def _one_line(
 
 def overview() -> str:
     """Help text of the program."""
-    calls = {f"{name} {command.argument}": command.summary for name, command in COMMANDS.items()}
-    width = max(map(len, calls)) + 2
-    lines = [f"  {call:<{width}}{summary}" for call, summary in calls.items()]
+    calls = {name: f"{name} {command.argument}" for name, command in COMMANDS.items()}
+    width = max(map(len, calls.values())) + 2
+    lines = []
+    for title, names in GROUPS.items():
+        lines += [f"{title}:", *(f"  {calls[name]:<{width}}{COMMANDS[name].summary}" for name in names), ""]
     return "\n".join(
         [
             "usage: understudy COMMAND … [--setting VALUE …]",
@@ -102,7 +104,6 @@ def overview() -> str:
             "Train robot policies from demonstrations.",
             "",
             *lines,
-            "",
             "`understudy COMMAND --help` lists the settings of a command. With `--print-config` a command only prints",
             "its complete settings. `--debug` shows the traceback of an error. `understudy --version -v` lists the",
             "installed versions.",
@@ -113,6 +114,8 @@ def overview() -> str:
 def _unknown(word: str) -> str:
     import difflib
 
+    if remedy := GUESSES.get(word.split()[0].lower()):
+        return f"understudy: unknown command {word!r}; here it is {remedy}"
     close = [name for name in COMMANDS if name.split()[0] == word.split()[0]] or difflib.get_close_matches(
         word, COMMANDS, n=1
     )

@@ -241,7 +241,9 @@ def shape(kind: Any, words: list[str]) -> Any:
     for member in members(kind):
         if get_origin(member) is tuple:
             return words * 2 if get_args(member) == (int, int) and len(words) == 1 else words
-        if get_origin(member) is dict and (len(words) > 1 or kind is member):
+        if get_origin(member) is dict and (len(words) > 1 or kind is member or "=" in words[0]):
+            if all(re.fullmatch(r"[^=]+=.+", word) for word in words):
+                words = [part for word in words for part in word.split("=", 1)]
             if len(words) % 2:
                 raise ValueError(f"needs pairs of a name and a value, not {' '.join(words)}")
             return dict(zip(words[::2], words[1::2]))
