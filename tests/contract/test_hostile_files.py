@@ -55,6 +55,31 @@ def test_a_damaged_contract_names_its_place(tmp_path: Path) -> None:
         read_contract(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("figures", "std", 0), -1.0),
+        (("figures", "min", 0), 1e9),
+        (("figures", "q01", 0), 1e9),
+        (("gripper",), {"nowhere": [0.0, 1.0]}),
+        (("gripper",), {"FIRST": [1.0, 1.0]}),
+    ],
+)
+@pytest.mark.parametrize("vector", ["state", "action"])
+def test_figures_and_grippers_that_nothing_has_are_refused(
+    vector: str, place: tuple[Any, ...], value: Any, tmp_path: Path
+) -> None:
+    head = next(iter(PLAIN["robots"]))
+    first = PLAIN["robots"][head][vector]["names"][0]
+    if isinstance(value, dict):
+        value = {name.replace("FIRST", first): ends for name, ends in value.items()}
+    path = tmp_path / FILE
+    path.write_text(json.dumps(damaged(PLAIN, ("robots", head, vector, *place), value)))
+    with pytest.raises(ConfigError) as error:
+        contract(ContractConfig(paths=(str(path),)))
+    assert place[0].removesuffix("s")[:3] in str(error.value) or place[1] in str(error.value)
+
+
 @pytest.mark.parametrize("make", [wiring.lerobot, wiring.openpi, wiring.groot, wiring.groot_processor])
 def test_damaged_folders_of_other_tools_are_compared_or_refused(
     make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -157,6 +157,23 @@ def in_radians(folder: Path) -> Path:
     return wiring.edit(folder, "experiment_cfg/metadata.json", convert)
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\n", b"[]\n", b"{}\n{}\n", b"\xff\n", b"1\n2\n", b"HEAD\n", b"HEADS\nROW\n"]
+)
+def test_a_file_that_is_no_trace_is_named(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    traced(path, recorded())
+    head, row, *_ = path.read_bytes().splitlines()
+    twice = json.loads(head)
+    twice["robots"] = {**twice["robots"], "another": next(iter(twice["robots"].values()))}
+    content = content.replace(b"HEADS", json.dumps(twice).encode()).replace(b"HEAD", head).replace(b"ROW", row)
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as error:
+        why(WhyConfig(paths=(str(path),)))
+    assert str(path) in str(error.value)
+    assert "unpack" not in str(error.value)
+
+
 def test_damaged_traces_are_refused_and_never_raise_another_error(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     traced(path, recorded())

@@ -82,8 +82,10 @@ class CameraPrint:
 
     @classmethod
     def from_json(cls, stored: Record) -> "CameraPrint":
-        """Read plain values that obey the schema of contracts."""
+        """Read plain values that obey the schema of contracts. Raises ValueError for a negative deviation."""
         mean, deviation = (np.array(stored[name], np.float32) for name in ("mean", "deviation"))
+        if (deviation < 0).any():
+            raise ValueError(f"look: a deviation of its cells is {deviation.min():g}; it is 0 or more")
         return cls(mean, deviation, stored["usual"], stored["most"])
 
 

@@ -174,6 +174,24 @@ class VectorFacts(Facts):
             raise ValueError(f"{self.key}: figures or units and names differ in number")
 
     @classmethod
+    def from_json(cls, stored: Record) -> Self:
+        """Read plain values that obey the schema. Raises ValueError for others, and for figures that nothing has."""
+        vector = super().from_json(stored)
+        figures, names = vector.figures, vector.names
+        for number in np.flatnonzero(figures["std"] < 0):
+            raise ValueError(f"{vector.key}: std of {names[number]} is {figures['std'][number]:g}; it is 0 or more")
+        for low, high in (("min", "max"), ("q01", "q99")):
+            for number in np.flatnonzero(figures[low] > figures[high]):
+                ends = f"{low} of {names[number]} is {figures[low][number]:g}, and {high} {figures[high][number]:g}"
+                raise ValueError(f"{vector.key}: {ends}; {low} is at most {high}")
+        for name, (closed, opened) in vector.gripper.items():
+            if name not in names:
+                raise ValueError(f"{vector.key}: gripper: no dimension is {name!r}; there are {', '.join(names)}")
+            if closed == opened:
+                raise ValueError(f"{vector.key}: gripper: {name} closes and opens at {closed:g}; give two numbers")
+        return vector
+
+    @classmethod
     def from_figures(
         cls, key: str, figures: Record, width: int, source: str = "", mode: str = "", **facts: Any
     ) -> "VectorFacts":

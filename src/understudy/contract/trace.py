@@ -134,10 +134,11 @@ def diagnose(path: str | Path, policy: Contract | None = None) -> Diagnosis:
         ValueError: the file is no trace, or has no prediction; or its numbers are not as many as those of the contract.
     """
     try:
-        *lines, _ = Path(path).read_text(encoding="utf-8").split("\n")  # a killed server tears its last line
-        head, *rows = map(json.loads, lines)
+        head, *rows = _lines(Path(path))
         contract = policy or Contract.from_json(head)
-        ((_, facts),) = contract.robots.items()
+        if len(contract.robots) != 1:
+            raise ValueError(f"its contract has {len(contract.robots)} robots; a trace is of one")
+        (facts,) = contract.robots.values()
         if not rows:
             raise ValueError("it has no prediction")
         episodes = _episodes(rows)
@@ -155,11 +156,31 @@ def diagnose(path: str | Path, policy: Contract | None = None) -> Diagnosis:
         errors, transitions = _actions(played, facts)
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} is no trace: {error!r}") from error
+    except ValueError as error:
+        raise error if str(path) in str(error) else ValueError(f"{path}: {error}") from error
     usual = {key: values / max(looks[key].most, 1e-9) for key, values in misfits.items()}
     first: dict[tuple[str, str], tuple[str, Mismatch]] = {}
     for place, mismatch in (*(("", fault) for fault in contract.faults), *mismatches):
         first.setdefault((mismatch.kind, mismatch.key), (place, mismatch))
     return Diagnosis(facts, list(first.values()), errors, transitions, steps, likelihood, outside, usual, ages)
+
+
+def _lines(path: Path) -> list[Any]:
+    """Return the values of the lines: the contract, then a row for each prediction.
+
+    Raises:
+        ValueError: the file is empty, or a line is not JSON.
+    """
+    *lines, _ = path.read_bytes().split(b"\n")  # a killed server tears its last line
+    if not lines:
+        raise ValueError(f"{path} is no trace: it has no whole line; `understudy serve --trace FILE` writes one")
+    values = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            values.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path} is no trace: line {number} is not JSON: {error}") from error
+    return values
 
 
 def _mismatches(episodes: Sequence[Sequence[Record]], facts: RobotFacts | None) -> Iterator[tuple[str, Mismatch]]:

@@ -102,12 +102,9 @@ def test_folder_of_each_tool_is_the_policy(
     path = folder_of(made, tmp_path / "w", tool)
     loaded = load_policy(shard(path) if sharded else path)
     check_same(loaded, made)
-    if tool == "openpi":  # it names no cameras
-        assert len(loaded.config.cameras) == 3
-    else:
-        assert loaded.config.cameras == CAMERAS
-        expected = act(RobotPolicy(made, {}))
-        assert np.allclose(act(loaded), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    assert loaded.config.cameras == CAMERAS
+    expected = act(RobotPolicy(made, {}))
+    assert np.allclose(act(loaded), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 @BOTH

@@ -12,4 +12,5 @@ towers              pairs of transformer towers that attend to each other
 fast_tokenizer      FAST action tokens
 fit_text_tokenizer  a small sentencepiece model for the texts of a dataset
 lerobot_processors  processor files of LeRobot, read and written
+folder_facts        facts that the files of another tool cannot hold
 """

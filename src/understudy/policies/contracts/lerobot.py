@@ -153,9 +153,15 @@ def _named(action: VectorFacts, before: Processor) -> VectorFacts:
 
 
 def _mode(key: str, stored: Record, side: Processor) -> str:
-    """Mode that the policy was configured with; the processor's where the config has none."""
-    modes = stored.get("normalization_mapping") or side.normalizer.get("norm_map") or {}
-    return str(modes.get(KINDS[key], "IDENTITY"))
+    """Mode that the processor normalizes by; the one that the policy was configured with where it has none.
+
+    LeRobot normalizes by the processor alone, and never reads the config's mode of a folder with processors.
+    """
+    for modes in (side.normalizer.get("norm_map"), stored.get("normalization_mapping")):
+        mode = str((modes or {}).get(KINDS[key], "IDENTITY"))
+        if mode != "IDENTITY":
+            return mode
+    return "IDENTITY"
 
 
 def _statistics(key: str, shape: Sequence[int], stored: Record, side: Processor) -> Iterator[Mismatch]:

@@ -74,7 +74,13 @@ def read_folder(
     }
     values |= kind.read_stored(stored, _image_figures(folder, list(cameras), name))
     if normalization is None:
-        maps = read_lerobot(folder).maps
+        found = read_lerobot(folder)
+        if found.delta:
+            raise ValueError(
+                f"{folder / LEROBOT}: relative_actions_processor: the actions {list(found.delta)} are differences to "
+                f"the state, and {name} is read with absolute actions alone"
+            )
+        maps = found.maps
         if missing := [key for key in (STATE, ACTION) if key not in maps]:
             raise ConfigError(f"{folder / LEROBOT}: has no normalization of {missing[0]}; restore the file")
         normalization = {"heads": [""], **{key: {n: [list(affine[n])] for n in affine} for key, affine in maps.items()}}

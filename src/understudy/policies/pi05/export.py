@@ -33,6 +33,7 @@ import numpy as np
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
+from understudy.policies.common.folder_facts import FACTS
 from understudy.policies.common.lerobot_processors import (
     BEFORE,
     DEVICE,
@@ -134,6 +135,7 @@ def lerobot_folder(
         )
     if config.max_delay:
         notes.append(f"max_delay: {config.max_delay}: LeRobot continues no chunk with given actions")
+    files |= _facts_file(_common_facts(config, robot))
     return ForeignFolder(files, _keys, {f"model.{EXPERT_HEAD}": (config.sizes.vocab, config.sizes.expert.width)}, notes)
 
 
@@ -296,9 +298,24 @@ def openpi_folder(
             f"normalization: the state dimensions {constant} were constant. understudy maps each value of them to 0, "
             "openpi to its distance from the constant"
         )
+    if config.max_delay:
+        notes.append(f"max_delay: {config.max_delay}: openpi continues no chunk with given actions")
+    facts = {"delta": list(robot.delta), "cameras": list(config.cameras), "action_dim": robot.width(ACTION)}
+    facts["state_dim"] = robot.width(STATE) if STATE in robot.maps else 0
+    files |= _facts_file(facts | _common_facts(config, robot))
     return ForeignFolder(
         files, lambda name: [released_key(name)], {EXPERT_HEAD: (sizes.vocab, sizes.expert.width)}, notes
     )
+
+
+def _common_facts(config: Pi05PolicyConfig, robot: Robot) -> dict[str, Any]:
+    """Facts for which neither tool has a place."""
+    constant = robot.maps[STATE].constant if STATE in robot.maps else []
+    return ({"constant": constant} if constant else {}) | ({"max_delay": config.max_delay} if config.max_delay else {})
+
+
+def _facts_file(facts: Record) -> dict[str, bytes]:
+    return {FACTS: to_json(facts)} if facts else {}
 
 
 def _norm_stats(robot: Robot, quantiles: bool) -> dict[str, dict[str, list[float]]]:

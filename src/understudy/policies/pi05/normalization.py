@@ -9,8 +9,9 @@
 `stored_figures.py` has the arithmetic, and the rounding that keeps the smallest state at -1.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
+from understudy.policies.common.folder_facts import FACTS, read_facts
 from understudy.policies.common.lerobot_processors import (
     LEROBOT,
     LEROBOT_OUT,
@@ -29,6 +31,8 @@ from understudy.policies.common.lerobot_processors import (
     to_numbers,
 )
 from understudy.records import Record
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,16 @@ def _maps(
         if key == STATE and chosen is not None and key not in chosen:
             mode = "IDENTITY"
         if mode == "IDENTITY":
+            is_left_out = key == STATE and chosen is not None and key not in chosen
+            if key in figures and KINDS[key] not in modes and not is_left_out:
+                logger.warning(
+                    "%s has statistics, and norm_map of %s has no mode for them: they are not used, as in LeRobot. "
+                    'If the weights were trained with them, add the mode of the training, as "norm_map": '
+                    '{"%s": "MEAN_STD"}',
+                    where,
+                    step.get("registry_name", "the step"),
+                    KINDS[key],
+                )
             width = int(np.prod((features.get(key) or {}).get("shape") or [len(next(iter(figures[key].values())))]))
             maps[key] = {"offset": [0.0] * width, "spread": [1.0] * width}
             known = find_padding(figures[key], where) if key in figures else np.ones(width, bool)
@@ -331,18 +345,40 @@ def find_normalization(weights: str | Path, asset: str = "", quantiles: bool = T
     folder = folder.parent if folder.is_file() or folder.name == "params" else folder
     if asset or not any((folder / name).is_file() for name in (OWN, LEROBOT)):
         if files := openpi_files(folder):
-            return read_openpi(choose_asset(files, asset, folder), quantiles)
+            return _with_facts(read_openpi(choose_asset(files, asset, folder), quantiles), read_facts(folder))
         if asset:
             raise ConfigError(f"policy.norm_asset: {asset}: {folder} has no assets/{asset}/{OPENPI}")
     if (folder / OWN).is_file():
         return _read_own(folder / OWN)
     if (folder / LEROBOT).is_file():
-        return read_lerobot(folder)
+        return _with_facts(read_lerobot(folder), read_facts(folder))
     raise ConfigError(
         f"policy.weights: {folder} has no normalization (assets/ID/{OPENPI} or {LEROBOT}), and the weights mean "
         "nothing without the one that they were trained with; add its file, or compute one from this data, with which "
         "they have to be trained further: --policy.normalization data"
     )
+
+
+def _with_facts(stored: Stored, facts: Record) -> Stored:
+    """Return a normalization with the facts that the file of another tool cannot hold.
+
+    Raises:
+        ConfigError: a fact names a dimension that there is not.
+    """
+    maps, padding = dict(stored.maps), dict(stored.padding)
+    for name, key in (("delta", ACTION), ("constant", STATE)):
+        width = len(maps[key]["offset"]) if key in maps else 0
+        if above := [dim for dim in facts.get(name, ()) if dim >= width]:
+            raise ConfigError(f"{stored.where.parent}: {FACTS}: {name}: {above[0]}: {key} has {width} dimensions")
+    if constant := facts.get("constant"):
+        spread = np.asarray(maps[STATE]["spread"], np.float64)
+        spread[constant] = 0
+        maps[STATE] = {**maps[STATE], "spread": spread.tolist()}
+    for name, key in (("action_dim", ACTION), ("state_dim", STATE)):
+        if name in facts and key in padding:
+            padding[key] = padding[key] & (np.arange(len(padding[key])) >= facts[name])
+    delta = tuple(facts["delta"]) if "delta" in facts else stored.delta
+    return replace(stored, maps=maps, padding=padding, delta=delta)
 
 
 def fit_normalization(stored: Stored, computed: Record) -> dict[str, Any]:

@@ -16,6 +16,7 @@ Dimensions come from the tensors. A config of any of these tools may also have `
 (`Sizes`), or there is a file sizes.json with it.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from math import isqrt
@@ -26,6 +27,7 @@ import numpy as np
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
+from understudy.policies.common.folder_facts import FACTS, read_facts
 from understudy.policies.common.lerobot_processors import VISUAL, read_features, read_object
 from understudy.policies.pi05.config import Pi05PolicyConfig, Sizes
 from understudy.policies.pi05.export import SIZES, VARIANTS, variant
@@ -34,6 +36,8 @@ from understudy.policies.pi05.normalization import Stored, find_normalization
 from understudy.policies.pi05.released_keys import EMBEDDING, HEAD, Shapes, canonical, is_adaptive, own_name
 from understudy.policies.registry import stored_type
 from understudy.records import Record
+
+logger = logging.getLogger(__name__)
 
 PARTS = ("vision", "vlm", "expert")
 
@@ -213,9 +217,21 @@ def read_folder(
             "(`chunk`; `action_horizon` of openpi, `chunk_size` of LeRobot)"
         )
     values["dimensions"] = {"chunk": chunk} | dimensions
+    if _tool(stored) != "understudy":
+        for name, value in read_facts(folder).items():
+            if name not in ("delta", "constant"):  # of the normalization
+                values.setdefault(name, value)
     if normalization is None:
         widths = {key: values.get(field) for key, field in FIELDS.items()}
-        normalization = _normalization(find_normalization(folder, asset, kind == "pi05"), widths)
+        found = find_normalization(folder, asset, kind == "pi05")
+        if found.delta is None and found.whole is None:
+            logger.warning(
+                "%s does not say which actions are differences to the state (DeltaActions in the code of openpi): they "
+                'are taken as absolute. Name those that are in %s, {"delta": [0, 1, 2]}, or {"delta": []}',
+                folder,
+                folder / FACTS,
+            )
+        normalization = _normalization(found, widths)
     if _tool(stored) != "understudy":
         for key, field in FIELDS.items():
             values.setdefault(field, _width(normalization, key))
