@@ -29,6 +29,7 @@ from understudy.report.run.page import write_report
 from understudy.report.run.tables import format_validation
 from understudy.rollout.play import rollout
 from understudy.train import run
+from understudy.train.startup_summary import describe_modes
 
 # -- the policy -------------------------------------------------------------------------------------------------------
 
@@ -126,6 +127,44 @@ def test_policy_type_finds_entry_points(installed: None) -> None:
     assert policy_type("toy") is TOY
     with pytest.raises(ValueError, match="toy"):
         policy_type("tov")
+
+
+SUM, COUNT = torch.ones(4), torch.full((4,), 6)
+
+
+@pytest.mark.parametrize(
+    ("returned", "named"),
+    [
+        ({"regression": (SUM, COUNT)}, "a tuple of 2"),
+        ({"regression": [SUM, COUNT]}, "a list of 2"),
+        ({"regression": None}, "a NoneType"),
+        ({"regression": 1.5}, "a float"),
+        ({"regression": SUM}, "a tensor of shape [4]"),
+        ({"regression": SUM.mean()}, "a tensor of shape []"),
+        ({"regression": Loss(SUM.sum(), COUNT.sum())}, "a Loss of a tensor of shape []"),
+        ({"regression": Loss(SUM, COUNT[:1])}, "a tensor of shape [1]"),
+        ({"regression": Loss(SUM, 6)}, "and a int"),  # type: ignore[arg-type]
+        ({"other": Loss(SUM, COUNT)}, "no 'regression'"),
+        (Loss(SUM, COUNT), "a Loss"),
+        (SUM, "a tensor of shape [4]"),
+    ],
+)
+def test_losses_of_a_wrong_form_are_named(returned: Any, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = ToyPolicy.__new__(ToyPolicy)
+    monkeypatch.setattr(ToyPolicy, "losses", lambda *_, **__: returned)
+    with pytest.raises(ConfigError) as error:
+        policy.sample_losses({}, {}, ("regression",))
+    assert named in str(error.value)
+    assert "ToyPolicy.losses" in str(error.value)
+
+
+def test_a_mode_trains_the_terms_of_own_policies(installed: None) -> None:
+    policy = ToyPolicy.__new__(ToyPolicy)
+    shares = {"policy": 0.5, "forward_dynamics": 0.5}
+    trained = {mode: policy.trained_terms(mode) for mode in shares}
+    assert trained == dict.fromkeys(shares, ("regression",))
+    assert describe_modes("joint", shares, terms=policy.loss_terms, trained=trained) == []
+    assert describe_modes("joint", shares)  # flow and dynamics
 
 
 def test_settings_of_another_type_are_read_written_and_checked(installed: None, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from support import policies
 from support.mixtures import TOP, WRIST, mixed, tiny_sources
+from support.runs import tiny_config, tiny_dataset
 from understudy.config.lora import LoraConfig
 from understudy.config.schema import override
 from understudy.config.train import DataConfig, OptimConfig, TrainConfig, ValConfig
@@ -34,6 +35,8 @@ def test_startup_summary_notes_modes_cameras_and_sizes(tmp_path: Path, monkeypat
     config = mixed(sources, tmp_path / "r", mode="joint")
     _, _, _, _, *told = lines(config)
     assert told == [
+        "tasks without validation episodes, 2 of 5: 'task 1', 'wait'; data.val_fraction takes more episodes, "
+        "data.val_episodes chooses them",
         "joint trains the action loss on 2/3 of the samples",
         "joint trains the dynamics loss on 2/3 of the samples",
         f"{TOP} 64x64 -> 16x16 (area) in wide, small",
@@ -53,6 +56,20 @@ def test_startup_summary_notes_modes_cameras_and_sizes(tmp_path: Path, monkeypat
     few = lines(config)
     assert few[2] == "… and 2 more sources"
     assert f"no {WRIST} in wide and 1 more: black there, and marked as missing" in few
+
+
+def test_startup_summary_names_tasks_without_validation(tmp_path: Path) -> None:
+    data = tiny_dataset(tmp_path / "d")  # ten episodes of three tasks, in turn
+
+    def noted(**of_data: Any) -> list[str]:
+        config = tiny_config(data, tmp_path / "r")
+        told = lines(replace(config, data=replace(config.data, **of_data)))
+        return [line for line in told if line.startswith("tasks without validation episodes")]
+
+    (line,) = noted(val_episodes=(0,))
+    assert "2 of 3" in line
+    assert not noted(val_episodes=(0, 1, 2, 3, 4))
+    assert not noted(val_fraction=0.0)
 
 
 def test_startup_summary_names_the_defaults_of_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,10 @@ def read_content(folder: Path, checkpoint: int | str = "latest") -> Content:
     chosen = find_checkpoint(run.checkpoints, checkpoint, metric).relative_to(folder)
     outside = [path for path in files if path.parts[0] not in (chosen.parts[0], run.stop.name, *_OF_THIS_MACHINE)]
     # A checkpoint is published as it is: its list of tensors is the file `.metadata`.
-    inside = [path.relative_to(folder) for path in (folder / chosen).rglob("*") if path.is_file()]
+    latest = find_checkpoint(run.checkpoints, "latest", metric).relative_to(folder)
+    is_whole = chosen.name.startswith("step-")  # weights alone resume nothing
+    places = [chosen] if is_whole else [chosen, latest]
+    inside = [path.relative_to(folder) for place in places for path in (folder / place).rglob("*") if path.is_file()]
     return Content(kind, tuple(sorted(outside + inside)), step=int(chosen.name.rpartition("-")[2]))
 
 

@@ -130,6 +130,8 @@ def rollout(config: RolloutConfig) -> int:
             shutil.move(trace, where.with_suffix(".jsonl"))
     print(f"results and images: {where}")
     print(result.table())
+    if run.config.is_file():
+        print(f"understudy report {config.run} adds them to the run's page, {run.report}")
     return 0
 
 

@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy.config.serve import ServeConfig
@@ -20,14 +21,19 @@ if TYPE_CHECKING:
 
 def serve(config: ServeConfig) -> int:
     """Serve until SIGTERM or SIGINT; the first line on stdout is the address."""
+    from understudy.train.checkpoint.export import describe_policy
+
     with ended_by_interrupt():
         server = _load(config)
+        choice = describe_policy(Path(config.policy)) if (Path(config.policy) / "config.yaml").is_file() else None
 
     def announce() -> None:
         others = " and every other address of this machine" if config.host in ("0.0.0.0", "::", "") else ""
         print(f"serving {config.policy} at {server.address}{others}", flush=True)
         if server.lerobot_address is not None:
             print(f"serving LeRobot's robot_client: --server_address={server.lerobot_address}", flush=True)
+        if choice is not None:
+            print(f"the policy is of {choice}", flush=True)
 
     async def run() -> None:
         stop = asyncio.Event()

@@ -156,10 +156,11 @@ class CheckpointConfig:
     """Steps between checkpoints."""
     keep_last: Annotated[int, Interval(ge=1, le=10**9)] = 2
     """Number of latest checkpoints to keep; an older one is removed when the newer ones are safe on disk."""
-    keep_best: str = "none"
-    """Also keep the checkpoint with the lowest validation figure: `loss` over all samples, `macro` the mean of the
-    tasks' losses, `weighted` by the mixture's weights, `head:NAME`, `source:NAME` or `task:NAME` of one group,
-    `open_loop` the error of sampled actions. Each validation better than all before it then writes a checkpoint."""
+    keep_best: str = "loss"
+    """Where there are validations, also keep the weights with the lowest figure, without moments, for `--checkpoint
+    best` of `export` and `validate`: `loss` over all samples, `macro` the mean of the tasks' losses, `weighted` by the
+    mixture's weights, `head:NAME`, `source:NAME` or `task:NAME` of one group, `open_loop` the error of sampled actions;
+    `none` keeps none. They are written in the background, after each validation better than all before it."""
     async_save: bool = False
     """Write checkpoints in the background, from a copy of weights and moments in host memory."""
 
@@ -336,6 +337,11 @@ class TrainConfig:
         """Return whether the settings may cut the share of a process into several micro-batches."""
         return any((self.micro_batch_size, self.max_num_tokens, self.max_samples))
 
+    def forward_samples(self) -> int:
+        """Return the most samples of a forward pass that the settings name; the share of a process may be smaller."""
+        limits = (self.micro_batch_size, self.max_samples, self.batch_size)
+        return min(limit for limit in limits if limit)
+
     def recomputation(self) -> str:
         """Return the mode and the blocks of activation checkpointing as text."""
         mode, blocks = self.activation_checkpoint, self.activation_checkpoint_blocks
@@ -401,7 +407,7 @@ class TrainConfig:
         if self.policy.learns_responses and not named and not self.data.response:
             errors.append("data.response: required: the policy learns responses (policy.response_tokens)")
         keep_best = self.checkpoint.keep_best
-        if keep_best != "none" and not (self.val.every and self.data.has_validation()):
+        if keep_best not in ("none", "loss") and not (self.val.every and self.data.has_validation()):
             missing = "val.every" if not self.val.every else "data.val_fraction"
             errors.append(f"checkpoint.keep_best: {keep_best} needs validations, and {missing} is 0")
         if self.micro_batch_size and self.batch_size % self.micro_batch_size:

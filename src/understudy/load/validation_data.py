@@ -1,9 +1,9 @@
 """Validation frames of all sources as one sequence, cut into fixed chunks and prefetched by threads.
 
 The sources are sorted by name, so their sequence in the settings has no effect. A chunk may contain frames of many
-sources, so small sources cost no more than large ones. A chunk has the same samples in the same rows on any rank and
-for any training batch, which makes its numbers the same to the bit. A sample is identified by the name of its source,
-its episode and its frame: added sources do not change the draws of the others.
+sources, so small sources cost no more than large ones. A chunk has the same samples in the same rows on any rank, which
+makes its numbers the same to the bit. It has at most as many samples as a forward pass of the training. A sample is
+identified by the name of its source, its episode and its frame: added sources do not change the draws of the others.
 
 A sample of the validation frames, where there are too many to evaluate all.
 
@@ -119,6 +119,8 @@ class ValidationData:
     """float64 (N,): weight of each sample in means, its frame weight; None: all count the same."""
     task_separator: str = ""
     """Text between several instructions of an episode, of which a sample gets one; "": the task text as it is."""
+    chunk: int = 128
+    """Most samples of a chunk."""
 
     @classmethod
     def from_sources(

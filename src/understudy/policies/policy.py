@@ -17,7 +17,7 @@ from understudy.errors import ConfigError
 from understudy.policies import policy_folder
 from understudy.policies.common.layers import Linear
 from understudy.policies.common.normalizer import Normalizer
-from understudy.policies.common.settings import FORWARD, POLICY
+from understudy.policies.common.settings import FORWARD, POLICY, is_trained
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Imagined, Loss, valid_elements
 from understudy.policies.registry import policy_type
@@ -95,6 +95,13 @@ class Policy(nn.Module):
         """Task modes that the policy can be trained in (`common/settings.py`)."""
         return (POLICY,)
 
+    def trained_terms(self, mode: str) -> tuple[str, ...]:
+        """Loss terms that a sample of a task mode trains.
+
+        The default leaves out `flow`, `dynamics` and `images` where the mode gives what they predict.
+        """
+        return tuple(term for term in self.loss_terms if is_trained(term, mode))
+
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """Random numbers per sample that `losses` ("train", "validation") or `act` ("act") takes; none by default."""
         return {}
@@ -166,16 +173,17 @@ class Policy(nn.Module):
             ConfigError: the losses lack a term, or are not of the form that `scalar_losses` names.
         """
         losses: Record = self.losses(batch, draws, terms=terms, detail=detail)
+        where = f"{type(self).__name__}.losses"
+        if not isinstance(losses, Mapping):
+            raise ConfigError(f"{where}: returns {_form(losses)}, not a mapping of the names in loss_terms")
         for term in terms:
             if term not in losses:
+                raise ConfigError(f"{where}: no {term!r}, which loss_terms names; it returns {list(losses)}")
+            if not _is_form(losses[term], self.scalar_losses):
                 raise ConfigError(
-                    f"{type(self).__name__}.losses: no {term!r}, which loss_terms names; it returns {list(losses)}"
-                )
-            if (not isinstance(losses[term], Loss) and losses[term].ndim == 0) != self.scalar_losses:
-                raise ConfigError(
-                    f"{type(self).__name__}.losses: {term!r} is {_form(losses[term])}, and scalar_losses is "
-                    f"{self.scalar_losses}: return Loss(sum, count) per sample, or set scalar_losses = True and return "
-                    "the mean over the batch, a tensor of shape []"
+                    f"{where}: {term!r} is {_form(losses[term])}, and scalar_losses is {self.scalar_losses}: return "
+                    "Loss(sum, count) of understudy.policies, tensors of shape [B] both, or set scalar_losses = True "
+                    "and return the mean over the batch, a tensor of shape []"
                 )
         if not self.scalar_losses:
             return dict(losses)
@@ -359,8 +367,21 @@ class Policy(nn.Module):
         return policy
 
 
-def _form(loss: Loss | Tensor) -> str:
-    return "a Loss" if isinstance(loss, Loss) else f"a tensor of shape {list(loss.shape)}"
+def _is_form(loss: Any, is_scalar: bool) -> bool:
+    """Return whether a loss term is a mean over the batch, or a `Loss` per sample."""
+    if is_scalar:
+        return isinstance(loss, Tensor) and loss.ndim == 0
+    if not (isinstance(loss, Loss) and isinstance(loss.sum, Tensor) and isinstance(loss.count, Tensor)):
+        return False
+    return loss.sum.ndim == 1 and loss.count.shape == loss.sum.shape
+
+
+def _form(loss: Any) -> str:
+    if isinstance(loss, Tensor):
+        return f"a tensor of shape {list(loss.shape)}"
+    if isinstance(loss, Loss):
+        return f"a Loss of {_form(loss.sum)} and {_form(loss.count)}"
+    return f"a {type(loss).__name__}" + (f" of {len(loss)}" if isinstance(loss, tuple | list) else "")
 
 
 def load(directory: str | Path) -> Policy:

@@ -28,8 +28,8 @@ from understudy.progress import Progress
 from understudy.records import Batch, Record
 from understudy.train import precision
 from understudy.train.background_rollouts import BackgroundRollouts
-from understudy.train.checkpoint import checkpoint
-from understudy.train.checkpoint.checkpoint import Saver
+from understudy.train.checkpoint import checkpoint, checksums
+from understudy.train.checkpoint.checkpoint import Best, Saver
 from understudy.train.micro_batches import PartCounts, sum_counts
 from understudy.train.optimizer_step import NULL, StepResult, Timer
 from understudy.train.state import TrainState
@@ -81,11 +81,18 @@ def run_steps(
             if rollout_now:  # before the checkpoint, so that a run resumed from it finds the rollout in the queue
                 rollouts.enqueue(state.step, state.eval_policy, gather_weights(state))
             # Steps that change nothing must not displace good checkpoints.
-            if last or ((save or saver.improves(best_metrics(result or {}))) and not runner.stalled):
+            save = last or (save and not runner.stalled)
+            is_best = saver.improves(best_metrics(result or {})) and not runner.stalled
+            if save or is_best:
                 log.sync()  # the metrics are on disk before the checkpoint that depends on them
                 loader.sync()
                 saved = _checkpoint_state(state, loader, result)
-                saver.save(state.step, state.tensors(), saved, precision.frozen_names(state.policy))
+                tensors, frozen = state.tensors(), precision.frozen_names(state.policy)
+                best = _best_of(state, tensors, saved) if is_best else None
+                if save:
+                    saver.save(state.step, tensors, saved, frozen, best)
+                elif best is not None:
+                    saver.save_best(state.step, best, frozen)
             if error is not None:
                 saver.wait()
                 raise error
@@ -108,8 +115,22 @@ def make_pending_validation(
         raise error
     if result is not None:
         log.sync()
-        saver.record_metrics(path, best_metrics(result))
+        figures = best_metrics(result)
+        if saver.improves(figures):
+            known = checkpoint.read_state(path)
+            of_file = (checkpoint.PENDING, checksums.SEAL, checksums.FILES)
+            saved = {name: value for name, value in known.items() if name not in of_file}
+            best = _best_of(state, state.tensors(), {**saved, "judged": figures})
+            saver.save_best(state.step, best, precision.frozen_names(state.policy))
+        saver.record_metrics(path, figures)
     return result is not None
+
+
+def _best_of(state: TrainState, tensors: dict[str, torch.Tensor], saved: Record) -> Best:
+    """Weights to export, without moments, and the state to save with them."""
+    chosen = {name: tensors[name] for name in precision.export_names(tensors).values()}
+    trained = [name for name, parameter in state.policy.named_parameters() if parameter.requires_grad]
+    return Best(chosen, {**saved, checkpoint.TRAINED: trained})
 
 
 def gather_weights(state: TrainState) -> dict[str, torch.Tensor]:

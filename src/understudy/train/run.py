@@ -163,7 +163,8 @@ def open_checkpoint(
     run = RunDir(root)
     now = with_root(run.settings(), data_root)
     source = find_checkpoint(run.checkpoints, step, now.checkpoint.keep_best)
-    config = _move_settings(read_settings(checkpoint.read_state(source)["settings"], source), now)
+    trained = read_settings(checkpoint.read_state(source)["settings"], source)
+    config = _move_settings(trained, now)
     torch.set_num_threads(config.torch_threads)
     with join_mesh(config) as mesh:
         with mesh.together():
@@ -171,7 +172,7 @@ def open_checkpoint(
             data = _open_same_data(
                 run, record, saved, config, mesh, "its checkpoints can be validated on that one only"
             )
-            validation = read_validation_data(config, data)
+            validation = read_validation_data(config, data, trained)
         if validation is None:
             raise ConfigError(f"{root}: there are no validation episodes (data.val_fraction is 0)")
         with mesh.together():
@@ -364,7 +365,8 @@ def _run(
         stack.enter_context(closing(PeakForecast(config, data, record["normalisation"], mesh)))
         state = init_train_state(config, data, record["normalisation"], mesh, weights, dtypes, check_files=True)
         if mesh.rank == 0:
-            lines = [*_precision_table(state), *describe_trainable(state), *startup_summary(config, data, order)]
+            summary = startup_summary(config, data, order, state.policy)
+            lines = [*_precision_table(state), *describe_trainable(state), *summary]
             logger.info("\n".join(lines))
         saver = stack.enter_context(closing(Saver.of_run(run.checkpoints, config.checkpoint)))
         if latest is not None:
@@ -405,19 +407,27 @@ def _run(
 def _export_policy(run: RunDir, state: TrainState, record: Record) -> None:
     weights, facts = gather_weights(state), with_provenance(record.get("metadata"), run.root, state.step)
     state.mesh.first(lambda: state.eval_policy.save(run.policy, weights, facts))
+    latest = checkpoint.find_latest(run.checkpoints)
+    if state.mesh.rank == 0 and latest is not None:
+        choice = checkpoint.describe_choice(latest, state.config.checkpoint.keep_best)
+        logger.info("%s: %s", run.policy, choice)
 
 
 def _frozen_dtypes(path: Path) -> dict[str, torch.dtype]:
     """Dtypes of the weights of a checkpoint that are not trained: they have no moments."""
     dtypes, kind = checkpoint.tensor_dtypes(path), "weights/"
     names = [name.removeprefix(kind) for name in dtypes if name.startswith(kind)]
-    return {name: dtypes[kind + name] for name in names if f"exp_avg/{name}" not in dtypes}
+    trained = set(checkpoint.read_state(path).get(checkpoint.TRAINED, ()))  # of weights alone
+    trained |= {name for name in names if f"exp_avg/{name}" in dtypes}
+    return {name: dtypes[kind + name] for name in names if name not in trained}
 
 
 def _load(state: TrainState, saver: Saver, path: Path) -> dict[str, Any]:
-    """Load a checkpoint into `state`; returns its state.json."""
+    """Load a checkpoint, or the weights of the best validation alone, into `state`; returns its state.json."""
     tensors = state.tensors()
-    saved = saver.load(path, tensors)
+    is_whole = checkpoint.BEST_NAME.fullmatch(path.name) is None
+    names = tensors.keys() if is_whole else precision.export_names(tensors).values()
+    saved = saver.load(path, {name: tensors[name] for name in names})
     precision.restore(state.policy, state.optimizer, tensors, state.average)
     state.step = saved["step"]
     return saved

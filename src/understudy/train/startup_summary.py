@@ -18,6 +18,7 @@ from understudy.optim.param_groups import part_of
 from understudy.optim.state import local
 from understudy.order import Order
 from understudy.policies.common.settings import DYNAMICS, FLOW, IMAGES, TRAINS
+from understudy.policies.policy import Policy
 from understudy.train.data.run_data import RunData
 from understudy.train.precision import align
 from understudy.train.state import TrainState
@@ -31,8 +32,8 @@ LOSS_NAMES = {FLOW: "action", DYNAMICS: "dynamics", IMAGES: "images"}
 """Loss term -> its name in messages."""
 
 
-def startup_summary(config: TrainConfig, data: RunData, order: Order) -> list[str]:
-    """Return the lines of the summary of the data.
+def startup_summary(config: TrainConfig, data: RunData, order: Order, policy: Policy | None = None) -> list[str]:
+    """Return the lines of the summary of the data; the policy names its loss terms and the modes that train them.
 
     The table has, per source, its frames, the share of its weight, its exact share, and the steps per epoch. Below it
     are shares that differ from their weights, notes on the selections (keep-ranges and their matches), losses that
@@ -49,7 +50,10 @@ def startup_summary(config: TrainConfig, data: RunData, order: Order) -> list[st
     ]
     lines += [f"{name}: {note}" for name, notes in zip(data.names, data.notes) for note in notes]
     ahead = config.policy.images_ahead(config.data.actions_per_chunk)
-    lines += describe_modes(config.mode, config.mode_weights(), bool(ahead and data.cameras), config.policy.ALWAYS)
+    shares = config.mode_weights()
+    trained = {mode: policy.trained_terms(mode) if policy else TRAINS[mode] for mode in shares}
+    terms = tuple(LOSS_NAMES) if policy is None else policy.loss_terms
+    lines += describe_modes(config.mode, shares, bool(ahead and data.cameras), config.policy.ALWAYS, terms, trained)
     lines += describe_images(config, data)
     for camera in data.cameras:
         if missing := [name for name, part in zip(data.names, data.training) if camera in part.missing_cameras]:
@@ -95,6 +99,8 @@ def _describe_lengths(config: TrainConfig, data: RunData) -> list[str]:
     if config.val.every and 0 < config.val.frames < frames:
         sample = f"{config.val.frames:,} of {frames:,} validation frames"
         lines.append(f"each validation evaluates {sample}, always the same ones (val.frames)")
+    if config.val.every:
+        lines += _describe_validation_tasks(data)
     longest = max(_longest_episode(part) for part in data.training)
     if (chunk := config.data.actions_per_chunk) > longest:
         lines.append(
@@ -109,7 +115,12 @@ def _describe_lengths(config: TrainConfig, data: RunData) -> list[str]:
 
 
 def describe_modes(
-    mode: str | Mapping[Any, float], shares: Mapping[str, float], images: bool = False, always: Collection[str] = ()
+    mode: str | Mapping[Any, float],
+    shares: Mapping[str, float],
+    images: bool = False,
+    always: Collection[str] = (),
+    terms: Sequence[str] = (FLOW, DYNAMICS, IMAGES),
+    trained: Mapping[str, Collection[str]] = TRAINS,
 ) -> list[str]:
     """Return one line for each loss that not every sample trains.
 
@@ -118,12 +129,15 @@ def describe_modes(
         shares: share of each mode by name; they sum to 1.
         images: whether the policy predicts future images.
         always: terms that every sample of a run with mode `policy` trains.
+        terms: loss terms of the policy.
+        trained: mode -> those of them that a sample of it trains.
     """
     name = mode if isinstance(mode, str) else " + ".join(f"{share:g} {part}" for part, share in mode.items() if share)
     lines = []
-    for term, word in LOSS_NAMES.items():
+    for term in terms:
+        word = LOSS_NAMES.get(term, term)
         acts = shares["policy"] > 0 and term in always
-        share = 1.0 if acts else sum(share for part, share in shares.items() if term in TRAINS[part])
+        share = 1.0 if acts else sum(share for part, share in shares.items() if term in trained[part])
         if share < 1 - 1e-12 and (term != IMAGES or images):
             samples = f"on {Fraction(share).limit_denominator(1000)} of the samples" if share else "on no sample"
             lines.append(f"{name} trains the {word} loss {samples}")
@@ -230,10 +244,33 @@ def _longest_episode(part: EpisodeDataset) -> int:
 
 def _count_tasks(part: EpisodeDataset) -> int:
     """Number of distinct instructions of its episodes."""
+    return len(_task_indices(part))
+
+
+def _task_indices(part: EpisodeDataset) -> np.ndarray:
+    """Indices of the distinct instructions of its episodes, int64 (n,), ascending."""
     table = part.catalog.episodes
     chosen = np.zeros(len(table), bool)
     chosen[table.rows_of(part.segments[:, 0])] = True
-    return len(np.unique(table.task_indices[np.repeat(chosen, np.diff(table.task_offsets))]))
+    return np.unique(table.task_indices[np.repeat(chosen, np.diff(table.task_offsets))])
+
+
+def _describe_validation_tasks(data: RunData) -> list[str]:
+    """Return a line where the validation has no episode of some instructions that are trained."""
+    trained, validated = set[str](), set[str]()
+    for part, held in zip(data.training, data.validation):
+        texts = part.catalog.tasks
+        trained |= {texts[index] for index in _task_indices(part)}
+        if held is not None:
+            validated |= {texts[index] for index in _task_indices(held)}
+    lacking = sorted(trained - validated)
+    if not validated or not lacking:
+        return []
+    names = [repr(name) for name in lacking]
+    return [
+        f"tasks without validation episodes, {len(lacking):,} of {len(trained | validated):,}: {_some(names)}; "
+        "data.val_fraction takes more episodes, data.val_episodes chooses them"
+    ]
 
 
 def describe_trainable(state: TrainState) -> list[str]:

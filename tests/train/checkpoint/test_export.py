@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from support import resumed
 from support.refusals import refused
 from support.runs import final_tensors, series, tiny_config
 from understudy.atomic import create_folder
 from understudy.cli.main import main
+from understudy.config.schema import override
 from understudy.errors import ConfigError
 from understudy.policies import policy_folder
 from understudy.policies.flow.model import FlowPolicy
+from understudy.report.run.page import write_report
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint, export
 from understudy.train.checkpoint.checkpoint import Saver
@@ -28,9 +32,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 @pytest.fixture(scope="module")
 def trained(data: Path) -> Path:
     """A run that keeps the best checkpoint, at a rate at which the last one is not the best."""
-    config = tiny_config(
-        data, data.parent / "trained", checkpoint={"keep_best": "loss", "keep_last": 1, "every": 12}, val={"every": 2}
-    )
+    config = tiny_config(data, data.parent / "trained", checkpoint={"keep_last": 1, "every": 12}, val={"every": 2})
     assert run.train(replace(config, optim=replace(config.optim, lr=0.3))) == run.DONE
     return data.parent / "trained"
 
@@ -39,11 +41,72 @@ def test_train_writes_and_keeps_the_best_checkpoint(trained: Path) -> None:
     judged = {r["step"]: r["loss"] for r in series(trained, "val")}
     best = min(judged, key=lambda step: judged[step])
     assert best not in (2, 12), "the test wants a best one in the middle"
-    assert checkpoint.list_steps(trained / "checkpoints") == [best, 12]
+    assert checkpoint.list_steps(trained / "checkpoints") == [12]
     path = checkpoint.find_best(trained / "checkpoints", "loss")
-    assert path is not None
+    assert path == trained / f"checkpoints/best-{best:08d}"
+    assert {name.partition("/")[0] for name in checkpoint.tensor_names(path)} == {"average"}  # without moments
     assert checkpoint.read_state(path)["judged"]["loss"] == judged[best]
     assert checkpoint.find_best(trained / "checkpoints", "nothing") is None
+
+
+def test_best_weights_are_kept_by_default_and_named(
+    trained: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert RunDir(trained).settings().checkpoint.keep_best == "loss"
+    judged = {r["step"]: r["loss"] for r in series(trained, "val")}
+    best = min(judged, key=lambda step: judged[step])
+    assert main(["export", str(trained), "--output-dir", str(tmp_path / "last")]) == 0
+    said = capsys.readouterr().out
+    assert f"step 12, validation loss {judged[12]:.4g}; the lowest is {judged[best]:.4g} at step {best}" in said
+    assert "--checkpoint best" in said
+    assert main(["export", str(trained), "--checkpoint", "best", "--output-dir", str(tmp_path / "best")]) == 0
+    assert f"step {best}, validation loss {judged[best]:.4g}, the lowest" in capsys.readouterr().out
+    assert main(["export", str(trained), "--checkpoint", str(best), "--output-dir", str(tmp_path / "same")]) == 0
+    files = [tmp_path / name / "model.safetensors" for name in ("best", "same")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    size = sum(file.stat().st_size for file in (trained / f"checkpoints/best-{best:08d}").iterdir())
+    assert size < 0.5 * sum(file.stat().st_size for file in (trained / "checkpoints/step-00000012").iterdir())
+    write_report(trained, tmp_path / "page.html")
+    assert f"the lowest is {judged[best]:.4g} at step {best}" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("stop", [3, 7, 11])
+def test_resume_makes_the_same_best_weights(trained: Path, data: Path, tmp_path: Path, stop: int) -> None:
+    whole = RunDir(trained).settings()
+    config = override(whole, output_dir=str(tmp_path / "r"), checkpoint={"every": 2, "keep_last": 2})
+    with resumed.watched(tmp_path / "r", {stop: resumed.send(signal.SIGTERM)}):
+        assert run.train(config) == run.STOPPED
+    folder = tmp_path / "r/checkpoints"
+    shutil.rmtree(checkpoint.find_latest(folder) or folder)  # killed: the best may be of a later step than the latest
+    assert run.resume(RunDir(tmp_path / "r").settings()) == run.DONE
+    assert series(tmp_path / "r", "val") == series(trained, "val")
+    assert checkpoint.list_best(folder) == checkpoint.list_best(trained / "checkpoints")
+    (step,) = checkpoint.list_best(folder)
+    one, two = (checkpoint.read_tensors(each / f"best-{step:08d}") for each in (folder, trained / "checkpoints"))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_prune_keeps_the_best_weights_until_a_better_one_is_behind_a_checkpoint(tmp_path: Path) -> None:
+    def save(step: int, loss: float, kind: Any) -> None:
+        checkpoint.save(tmp_path, step, {"weights/a": torch.ones(1)}, {"judged": {"loss": loss}}, kind=kind)
+        checkpoint.prune(tmp_path, keep_last=1, best_by="loss")
+
+    save(2, 3.0, "best")
+    save(4, 2.0, "best")  # a kill now resumes from the start, and makes both again
+    assert checkpoint.list_best(tmp_path) == [4]
+    save(5, 9.0, "step")
+    save(6, 1.0, "best")
+    assert checkpoint.list_best(tmp_path) == [4, 6]  # a kill now resumes from step 5, whose best is 4
+    assert checkpoint.find_best(tmp_path, "loss") == tmp_path / "best-00000006"
+    save(8, 9.0, "step")
+    assert checkpoint.list_best(tmp_path) == [6]
+    save(9, 0.5, "best")
+    checkpoint.forget_later(tmp_path)
+    assert checkpoint.list_best(tmp_path) == [6]
+    checkpoint.prune(tmp_path, keep_last=1)  # without a figure nothing is removed
+    assert checkpoint.list_best(tmp_path) == [6]
 
 
 def test_prune_keeps_the_best(tmp_path: Path) -> None:

@@ -201,9 +201,9 @@ def test_background_save_does_not_copy_frozen_tensors(tmp_path: Path, monkeypatc
     saver, copied = Saver(tmp_path, keep_last=2, background=True), set[str]()
     plain = Saver._copy
 
-    def copy(self: Saver, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    def copy(self: Saver, given: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
         copied.update(given)
-        return plain(self, given)
+        return plain(self, given, kind)
 
     monkeypatch.setattr(Saver, "_copy", copy)
     for step in (1, 2):

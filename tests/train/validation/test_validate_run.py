@@ -49,8 +49,9 @@ def test_keep_best_by_a_named_figure(done: Path) -> None:
     of_source = {step: record["sources"]["two"]["loss"] for step, record in records.items()}
     best = min(of_source, key=lambda step: of_source[step])
     assert best != 8, "the test is empty: the last checkpoint is kept anyway"
-    assert checkpoint.list_steps(done / "checkpoints") == [best, 8]
-    state = checkpoint.read_state(done / f"checkpoints/step-{best:08d}")
+    assert checkpoint.list_steps(done / "checkpoints") == [8]
+    assert checkpoint.list_best(done / "checkpoints") == [best]
+    state = checkpoint.read_state(done / f"checkpoints/best-{best:08d}")
     assert state["judged"] == best_metrics(records[best])
     assert {"loss", "macro", "weighted", "head:arm::joint", "source:two", "task:task 0", "open_loop"} <= set(
         state["judged"]
@@ -63,6 +64,27 @@ def test_best_checkpoint_uses_the_named_figure(tmp_path: Path) -> None:
         checkpoint.save(tmp_path, step, {"weights/a": torch.ones(1)}, {"judged": judged})
     found = {metric: find_checkpoint(tmp_path, "best", metric).name for metric in ("none", "loss", "task:hard")}
     assert found == {"none": "step-00000001", "loss": "step-00000001", "task:hard": "step-00000002"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most"), [({"batch_size": 2}, 2), ({"batch_size": 6, "micro_batch_size": 3}, 3), ({"max_samples": 1}, 1)]
+)
+def test_forward_passes_of_a_validation_are_no_larger_than_those_of_the_training(
+    sources: tuple[SourceConfig, ...], tmp_path: Path, sizes: dict[str, int], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, losses = [], FlowPolicy.losses
+
+    def noted(self: FlowPolicy, batch: Any, *others: Any, **options: Any) -> Any:
+        seen.append((self.training, len(batch["task"])))
+        return losses(self, batch, *others, **options)
+
+    monkeypatch.setattr(FlowPolicy, "losses", noted)
+    run.train(mixed(sources, tmp_path / "r", steps=1, val={"every": 1}, **sizes))
+    for training in (True, False):
+        assert max(size for trains, size in seen if trains == training) == most
+    (record,) = series(tmp_path / "r", "val")
+    again = run.evaluate_checkpoint(tmp_path / "r")  # in the same chunks, on any number of processes
+    assert again == {key: value for key, value in record.items() if key != "kind"}
 
 
 @pytest.mark.parametrize("which", ["latest", "best", 8])

@@ -81,6 +81,11 @@ TRAINS = {POLICY: (FLOW, DYNAMICS, IMAGES), FORWARD: (DYNAMICS, IMAGES), INVERSE
 """Loss terms that each mode trains, of those that a policy has; the streams of the others are given."""
 
 
+def is_trained(term: str, mode: str) -> bool:
+    """Return whether a mode trains a loss term; each mode trains terms of other names, those of policies of users."""
+    return term in TRAINS[mode] or term not in (FLOW, DYNAMICS, IMAGES)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TowerSizes:
     """Dimensions of a Gemma tower (Gemma team 2024)."""

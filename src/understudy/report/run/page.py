@@ -36,6 +36,7 @@ from understudy.report.run.rollouts import interval_text, read_results, render_r
 from understudy.report.run.validation import number, render_imagined, render_losses, render_validation
 from understudy.report.run.worst_episodes import render_worst_episodes
 from understudy.report.step_profile import render_sources, render_step
+from understudy.train.checkpoint.export import describe_policy
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track.metrics_file import FALL, Verdict, compare_losses
 
@@ -101,6 +102,7 @@ def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 
     top = [
         text(f"step {step:,} of {config.steps:,}, {progress} · {config.data.root or ', '.join(config.data.names())}"),
         text(summarize(verdict), "verdict") if verdict else None,
+        text(f"policy/ is of {choice}") if (choice := describe_policy(root)) else None,
         tiles([*_success_figures(rollouts, results), *_loss_figures(verdict, train, val)]),
     ]
     page = render_page(f"{name} · understudy", name, sections, top=[block for block in top if block])

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from understudy.policies.common.settings import TRAINS
+from understudy.policies.common.settings import is_trained
 from understudy.records import Record
 from understudy.train.validation.metrics import notes_on_groups
 
@@ -21,7 +21,7 @@ def format_validation(result: Record, mode: str = "policy") -> str:
         mode: Task mode of the validation (`TrainConfig.val_mode`).
     """
     terms = several_terms(result)
-    trained = [term for term in terms if term in TRAINS[mode]]
+    trained = [term for term in terms if is_trained(term, mode)]
     suffix = f" of {' and '.join(trained)}, in mode {mode}" if trained else ""
     parts = [f"step {result['step']}, validation loss{suffix}"]
     head = ("", "loss", "standard error", *terms, "samples", "episodes")

@@ -11,6 +11,9 @@ them, and earlier checkpoints are unchanged.
 The tensors are named, DTensors or plain (the same on every rank). They are loaded in place, also on another number of
 ranks or another mesh. state.json has the step and the checksum of each file; a changed file is refused. Tensors that
 never change in a run are written once (`tensor_files.py`).
+
+best-00000500/ is the same with the weights to export alone, without moments: the best validation of a run
+(`keep_best`), which no run resumes from.
 """
 
 import json
@@ -19,11 +22,11 @@ import re
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,6 +61,10 @@ LATER_METRICS = "judged.json"
 
 NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})(\.tmp)?", re.ASCII)
 """Names of checkpoint folders; other folders are never removed."""
+BEST_NAME = re.compile(NAME.pattern.replace("step", "best"), re.ASCII)
+"""Names of folders with the weights of the best validation."""
+TRAINED = "trained"
+"""Key of the state of such a folder: names of the weights that are trained, whose moments it lacks."""
 
 
 def save(
@@ -68,6 +75,7 @@ def save(
     group: dist.ProcessGroup | None = None,
     frozen: Collection[str] = (),
     earlier: Path | None = None,
+    kind: Literal["step", "best"] = "step",
 ) -> Path:
     """Write checkpoint `step` below `folder` and return its path; an existing one is left unchanged.
 
@@ -79,11 +87,12 @@ def save(
         group: ranks that call this together, of a backend that moves CPU tensors. None: a single process.
         frozen: names of the tensors that never change in a run.
         earlier: a checkpoint of the run with the same values of these, whose files are linked; None: they are written.
+        kind: "best" for the weights of the best validation alone.
 
     Raises:
         CheckpointError: on every rank: disk full, no permission …; an incomplete checkpoint is removed if possible.
     """
-    final = folder / f"step-{step:08d}"
+    final = folder / f"{kind}-{step:08d}"
     unfinished = unfinished_path(final)
 
     def undo() -> None:
@@ -181,7 +190,7 @@ def read_state(path: Path) -> dict[str, Any]:
     for name, kind in KINDS.items():
         if type(value := state.get(name, kind())) is not kind:
             raise CheckpointError(f"{path}: state.json has {name}: {value!r}; {_suggest_earlier(path)}")
-    if (match := NAME.fullmatch(path.name)) and state.get("step") != int(match[1]):
+    if (match := NAME.fullmatch(path.name) or BEST_NAME.fullmatch(path.name)) and state.get("step") != int(match[1]):
         mismatch = f"{path}: state.json belongs to step {state.get('step')}; the folder was renamed"
         raise CheckpointError(f"{mismatch}: restore its name, or {_suggest_earlier(path)}")
     return dict(state)
@@ -189,8 +198,17 @@ def read_state(path: Path) -> dict[str, Any]:
 
 def list_steps(folder: Path) -> list[int]:
     """List the steps of the complete checkpoints, ascending."""
+    return _list_steps(folder, NAME)
+
+
+def list_best(folder: Path) -> list[int]:
+    """List the steps of the folders with the weights of a best validation alone, ascending."""
+    return _list_steps(folder, BEST_NAME)
+
+
+def _list_steps(folder: Path, pattern: re.Pattern[str]) -> list[int]:
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    return sorted(int(match[1]) for name in names if (match := NAME.fullmatch(name)) and not match[2])
+    return sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)) and not match[2])
 
 
 def find_latest(folder: Path) -> Path | None:
@@ -199,18 +217,29 @@ def find_latest(folder: Path) -> Path | None:
     return folder / f"step-{steps[-1]:08d}" if steps else None
 
 
-def find_best(folder: Path, metric: str) -> Path | None:
-    """Return the complete checkpoint with the lowest finite validation `metric` (the earliest of equals), if any."""
-    candidates: list[tuple[float, Path]] = []
-    for step in list_steps(folder):
-        path = folder / f"step-{step:08d}"
+def find_best(folder: Path, metric: str, last: float = inf) -> Path | None:
+    """Return the complete checkpoint, or weights alone, with the lowest finite validation `metric`, if any.
+
+    Of equals the earliest, and weights alone: the complete checkpoint of their step need not be kept.
+
+    Args:
+        folder: the folder of all checkpoints.
+        metric: name of the figure.
+        last: highest step to consider.
+    """
+    candidates: list[tuple[float, int, Path]] = []
+    paths = [(step, folder / f"best-{step:08d}") for step in list_best(folder)]
+    paths += [(step, folder / f"step-{step:08d}") for step in list_steps(folder)]
+    for step, path in paths:
+        if step > last:
+            continue
         try:
             value = read_metrics(path).get(metric)
         except CheckpointError:  # a damaged older one must not stop the run
             continue
         if isinstance(value, int | float) and isfinite(value):  # nothing is lower than NaN
-            candidates.append((value, path))
-    return min(candidates, key=lambda pair: pair[0])[1] if candidates else None
+            candidates.append((value, step, path))
+    return min(candidates, key=lambda entry: entry[:2])[2] if candidates else None
 
 
 def read_metrics(path: Path) -> dict[str, Any]:
@@ -224,6 +253,33 @@ def read_metrics(path: Path) -> dict[str, Any]:
         return {}
 
 
+def describe_choice(path: Path, metric: str) -> str:
+    """Describe a checkpoint next to the best one: its step, the validation of both, and how to take the best.
+
+    Args:
+        path: the checkpoint.
+        metric: name of the figure that chooses the best one ("none": loss).
+    """
+    name = "loss" if metric == "none" else metric
+    step = int(path.name.rpartition("-")[2])
+    best = find_best(path.parent, name)
+    try:
+        here = read_metrics(path).get(name)
+        lowest = None if best is None else read_metrics(best)[name]
+    except CheckpointError:
+        return f"step {step:,}"
+    figure = "not validated" if here is None else f"validation {name} {here:.4g}"
+    if best is None:
+        return f"step {step:,}, {figure}"
+    best_step = int(best.name.rpartition("-")[2])
+    if best_step == step:
+        return f"step {step:,}, {figure}, the lowest of the run's checkpoints"
+    return (
+        f"step {step:,}, {figure}; the lowest is {lowest:.4g} at step {best_step:,}: "
+        f"understudy export {path.parent.parent} --checkpoint best"
+    )
+
+
 def write_metrics(path: Path, metrics: Record) -> None:
     """Add the figures of an interrupted validation to its checkpoint."""
     write_text(path / LATER_METRICS, json.dumps(metrics))
@@ -235,18 +291,33 @@ def prune(folder: Path, keep_last: int, best_by: str | None = None) -> None:
     Args:
         folder: the folder of all checkpoints.
         keep_last: number of checkpoints to keep.
-        best_by: validation metric whose best checkpoint is kept as well.
+        best_by: validation metric whose best weights are kept as well, and those that were the best at the latest
+            checkpoint: a run that resumes from it has them again.
     """
-    best = find_best(folder, best_by) if best_by else None
-    for step in list_steps(folder)[:-keep_last]:
-        old = folder / f"step-{step:08d}"
-        if old != best:
-            old.rename(
-                old.with_name(old.name + ".tmp")
-            )  # withdraw the name first: a partly removed folder is not complete
-    for leftover in folder.glob("step-*.tmp"):
-        if NAME.fullmatch(leftover.name):
+    steps = list_steps(folder)
+    latest = steps[-1] if steps else -1
+    kept = [find_best(folder, best_by, last) for last in (inf, latest)] if best_by else []
+    old = [folder / f"step-{step:08d}" for step in steps[:-keep_last]]
+    old += [folder / f"best-{step:08d}" for step in list_best(folder)] if best_by else []
+    for path in old:
+        if path not in kept:
+            _withdraw(path)
+    for leftover in folder.glob("*.tmp"):
+        if NAME.fullmatch(leftover.name) or BEST_NAME.fullmatch(leftover.name):
             _remove(leftover)
+
+
+def forget_later(folder: Path) -> None:
+    """Remove the best weights of steps behind the latest checkpoint: the run makes these steps again."""
+    latest = (list_steps(folder) or [0])[-1]
+    for step in list_best(folder):
+        if step > latest:
+            _withdraw(folder / f"best-{step:08d}")
+
+
+def _withdraw(path: Path) -> None:
+    """Take the name first: a partly removed folder is not complete."""
+    path.rename(path.with_name(path.name + ".tmp"))
 
 
 # -- inside -------------------------------------------------------------------------------------------------------
@@ -400,13 +471,30 @@ def _cause(error: BaseException) -> str:
 logger = logging.getLogger(__name__)
 
 
+class Best(NamedTuple):
+    """Weights of the best validation, without moments."""
+
+    tensors: Mapping[str, Tensor]
+    """This rank's shards of the weights to export, by name."""
+    state: Record
+    """Content of state.json."""
+
+
+class _Part(NamedTuple):
+    """One folder to write."""
+
+    kind: Literal["step", "best"]
+    tensors: Mapping[str, Tensor]
+    state: Record
+
+
 class Saver:
     """Writes and prunes the checkpoints of a run. All ranks make it, and call it, together.
 
     Args:
         folder: folder of the checkpoints.
         keep_last: number of latest checkpoints to keep.
-        best_by: validation metric whose best checkpoint is kept as well.
+        best_by: validation metric whose best weights are kept as well.
         background: write from a copy, in a thread.
     """
 
@@ -417,7 +505,7 @@ class Saver:
         self._best = (
             inf if best_by is None else checkpoint.run_on_rank_0(self.group, lambda: _read_best(folder, best_by))
         )
-        self._stager: Any = None
+        self._stagers: dict[str, Any] = {}
         self._thread: threading.Thread | None = None
         self._error: CheckpointError | None = None
         self._latest: Path | None = None  # the checkpoint that was loaded or saved last
@@ -439,6 +527,7 @@ class Saver:
 
     def record_metrics(self, path: Path, metrics: Record) -> None:
         """Add the figures of a validation to a checkpoint that was saved before it; all ranks call this together."""
+        self.wait()
         checkpoint.run_on_rank_0(self.group, lambda: checkpoint.write_metrics(path, metrics))
         if self._best_by is not None:
             self._best = min(self._best, metrics.get(self._best_by, inf))
@@ -449,7 +538,14 @@ class Saver:
         self._latest = path
         return state
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], state: Record, frozen: Collection[str] = ()) -> None:
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        state: Record,
+        frozen: Collection[str] = (),
+        best: Best | None = None,
+    ) -> None:
         """Save checkpoint `step`, then prune; in the background, return when the tensors are copied.
 
         Args:
@@ -457,6 +553,7 @@ class Saver:
             tensors: this rank's shards, by name.
             state: content of state.json.
             frozen: names of the tensors that never change in the run. They are not copied, and written once.
+            best: some of `tensors`, where they are those of the best validation so far; see `save_best`.
 
         Raises:
             CheckpointError: this save failed or, in the background, the one before; on every rank.
@@ -464,20 +561,41 @@ class Saver:
         self.wait()
         if self._best_by is not None:
             self._best = min(self._best, state.get("judged", {}).get(self._best_by, inf))
-        if not self._background:
-            self._write(step, tensors, state, frozen)
+        if self._background:
+            staged = self._stage("step", tensors, frozen)
+            parts = [_Part("step", staged, dict(state))]
+            if best is not None:
+                parts.append(_Part("best", {name: staged[name] for name in best.tensors}, dict(best.state)))
+            self._start(step, parts, frozen)
             return
+        self._write(step, _Part("step", tensors, state), frozen)
+        if best is not None:
+            self.save_best(step, best, frozen)
 
-        frozen_tensors = {name: tensor for name, tensor in tensors.items() if name in frozen}
-        staged = (
-            self._copy({name: tensor for name, tensor in tensors.items() if name not in frozen_tensors})
-            | frozen_tensors
-        )
-        saved = dict(state)
+    def save_best(self, step: int, best: Best, frozen: Collection[str] = ()) -> None:
+        """Save the weights of the best validation so far in the background, then prune.
+
+        Args:
+            step: number of steps.
+            best: the weights and their state.
+            frozen: see `save`.
+
+        Raises:
+            CheckpointError: the save before this one failed; on every rank.
+        """
+        self.wait()
+        if self._best_by is not None:
+            self._best = min(self._best, best.state.get("judged", {}).get(self._best_by, inf))
+        staged = self._stage("best", best.tensors, frozen)
+        self._start(step, [_Part("best", staged, dict(best.state))], frozen)
+
+    def _start(self, step: int, parts: Sequence[_Part], frozen: Collection[str]) -> None:
+        """Write copies in a thread."""
 
         def work() -> None:
             try:
-                self._write(step, staged, saved, frozen)
+                for part in parts:
+                    self._write(step, part, frozen)
             except CheckpointError as error:
                 self._error = error
             except BaseException as error:  # otherwise the run would continue without checkpoints
@@ -512,21 +630,30 @@ class Saver:
             except OSError as error:
                 logger.warning("%s: old checkpoints cannot be removed: %s", self._folder, error)
 
-    def _write(self, step: int, tensors: Mapping[str, Tensor], state: Record, frozen: Collection[str]) -> None:
-        self._latest = checkpoint.save(self._folder, step, tensors, state, self.group, frozen, self._latest)
+    def _write(self, step: int, part: _Part, frozen: Collection[str]) -> None:
+        arguments = (self._folder, step, part.tensors, part.state, self.group, frozen, self._latest, part.kind)
+        path = checkpoint.save(*arguments)
+        if part.kind == "step":
+            self._latest = path
         self.prune()
 
-    def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copy the tensors to the host; DTensors keep their shards. Host memory is recycled."""
+    def _stage(self, kind: str, tensors: Mapping[str, Tensor], frozen: Collection[str]) -> dict[str, Tensor]:
+        """Copy the tensors that change to the host."""
+        copied = self._copy({name: tensor for name, tensor in tensors.items() if name not in frozen}, kind)
+        return copied | {name: tensor for name, tensor in tensors.items() if name in frozen}
+
+    def _copy(self, tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+        """Copy tensors to the host; DTensors keep their shards. Host memory of a kind is recycled."""
         from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
-        if self._stager is None:
-            self._stager = BlockingAsyncStager(cache_staged_state_dict=torch.cuda.is_available())
+        if kind not in self._stagers:
+            self._stagers[kind] = BlockingAsyncStager(cache_staged_state_dict=torch.cuda.is_available())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            return dict(self._stager.stage(dict(tensors)))
+            return dict(self._stagers[kind].stage(dict(tensors)))
 
 
 def _read_best(folder: Path, metric: str) -> float:
+    checkpoint.forget_later(folder)
     path = checkpoint.find_best(folder, metric)
     return inf if path is None else float(checkpoint.read_metrics(path)[metric])

@@ -75,6 +75,7 @@ def export(config: ExportConfig) -> None:
     """
     from understudy.atomic import refuse_existing
     from understudy.policies import folder_formats, policy_folder
+    from understudy.train.checkpoint.checkpoint import describe_choice
 
     source, record, facts = _read_run(config)
     is_plain = config.format == "understudy"
@@ -98,6 +99,7 @@ def export(config: ExportConfig) -> None:
         folder_formats.save_folder(target, folder, weights)
     size = sum(weight.numel() for weight in weights.values())
     print(f"{target}: {size:,} weights in {config.dtype} of {source.name}")
+    print(f"  {describe_choice(source, _metric(config))}")
     for note in folder.notes if folder is not None else ():
         print(f"  not in the folder: {note}")
 
@@ -111,6 +113,12 @@ def _read_run(config: ExportConfig) -> tuple[Path, dict[str, Any], dict[str, Any
     source = find_checkpoint(run.checkpoints, config.checkpoint, run.settings().checkpoint.keep_best)
     record = run.read_record()
     return source, record, with_provenance(record.get("metadata"), run.root, int(source.name.rpartition("-")[2]))
+
+
+def _metric(config: ExportConfig) -> str:
+    from understudy.train.checkpoint.run_dir import RunDir
+
+    return RunDir(Path(config.run)).settings().checkpoint.keep_best
 
 
 @contextmanager
@@ -192,15 +200,35 @@ def find_checkpoint(checkpoints: Path, step: int | str, metric: str) -> Path:
     """
     from understudy.train.checkpoint import checkpoint
 
-    steps, by = checkpoint.list_steps(checkpoints), metric if metric != "none" else "loss"
+    steps, best = checkpoint.list_steps(checkpoints), checkpoint.list_best(checkpoints)
+    by = metric if metric != "none" else "loss"
+    path: Path | None = None
     if isinstance(step, int):
-        path = checkpoints / f"step-{step:08d}" if step in steps else None
+        kind = "step" if step in steps else "best"
+        path = checkpoints / f"{kind}-{step:08d}" if step in (*steps, *best) else None
     else:
         path = checkpoint.find_latest(checkpoints) if step == "latest" else checkpoint.find_best(checkpoints, by)
     if path is None:
-        listed = ", ".join(map(str, steps)) or "none yet"
+        listed = ", ".join(map(str, sorted({*steps, *best}))) or "none yet"
         raise ConfigError(f"checkpoint: {step} is not in {checkpoints}; there are: {listed}")
     return path
+
+
+def describe_policy(root: Path) -> str | None:
+    """Describe the step of the policy that a run has exported, next to the best one; None: it is unknown, or no run."""
+    import json
+
+    from understudy.contract.facts import FILE
+    from understudy.train.checkpoint.checkpoint import describe_choice
+    from understudy.train.checkpoint.run_dir import RunDir
+
+    run = RunDir(root)
+    try:
+        step = json.loads((run.policy / FILE).read_text(encoding="utf-8"))["provenance"]["step"]
+        metric = run.settings().checkpoint.keep_best
+        return describe_choice(run.checkpoints / f"step-{int(step):08d}", metric)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def export_graph(config: ExportConfig) -> None:
@@ -223,6 +251,7 @@ def export_graph(config: ExportConfig) -> None:
     from understudy.policies import graph as files
     from understudy.policies.inference import RobotPolicy
     from understudy.policies.registry import policy_type
+    from understudy.train.checkpoint.checkpoint import describe_choice
 
     kind: Any = config.format
     if kind == "onnx":
@@ -255,6 +284,7 @@ def export_graph(config: ExportConfig) -> None:
     differences = ", ".join(f"{value:.2g} at batch size {rows}" for rows, value in parity["largest_difference"].items())
     size = sum(weight.numel() for weight in weights.values())
     print(f"{target}: {size:,} weights of {source.name} as {files.FILES[kind]}")
+    print(f"  {describe_choice(source, _metric(config))}")
     print(f"  largest difference from the policy: {differences}; largest action {parity['largest_action']:.3g}")
 
 

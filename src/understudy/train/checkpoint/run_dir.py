@@ -6,7 +6,7 @@ frames.parquet  the frames of the order, and those reserved for validation (`tra
 frames-0f….parquet  those of an update of the data (`train/data/updates.py`)
 metrics.jsonl   figures of the run, one JSON object a line (`train/track/metrics_file.py`)
 substitutions-0.jsonl  samples that rank 0 replaced because they could not be read, if any
-checkpoints/    step-00001000/ … (`checkpoint.py`)
+checkpoints/    step-00001000/ … and best-00000500/, the weights of the best validation (`checkpoint.py`)
 policy/         the exported policy, for a robot
 rollouts/       results of rollouts (`train/background_rollouts.py`)
 validation/     loss sums of each episode, step-00001000.npz … (`train/validation/episode_sums.py`)
@@ -247,7 +247,7 @@ class RunDir:
             return
         for path in (self.config, self.frames, self.order, self.metrics, self.imagined, self.root / CODE):
             path.unlink(missing_ok=True)
-        for folder in (self.rollouts, self.validation):
+        for folder in (self.rollouts, self.validation, *self.checkpoints.glob("best-*")):
             shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
             self.checkpoints.rmdir()  # only if it is empty

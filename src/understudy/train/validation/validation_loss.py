@@ -14,6 +14,7 @@ import logging
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +56,7 @@ from understudy.train.validation.metrics import (
 from understudy.train.validation.open_loop import OpenLoop
 
 BATCH = 128
-"""Samples of a chunk."""
+"""Most samples of a chunk, where the training has larger forward passes."""
 MEMORY = 1 << 30
 """Default size of prefetched chunks in bytes; at least one chunk is read."""
 FEW, CAP = 16, 0.01
@@ -304,7 +305,8 @@ def _read_chunks(
     A forward pass may gather weights from all ranks. So a rank without a chunk in the last turn gets one again that is
     not counted.
     """
-    parts = [slice(low, min(low + BATCH, len(held))) for low in range(0, len(held), BATCH)]
+    size = min(BATCH, held.chunk)
+    parts = [slice(low, min(low + size, len(held))) for low in range(0, len(held), size)]
     numbers, turns = share_chunks(len(parts), mesh.rank, mesh.world_size)
     reading = prefetch_chunks(
         lambda number: policy.preprocess(held.read(parts[number])), numbers or [0], threads, memory
@@ -371,11 +373,20 @@ def describe_validation(step: int, result: Record, lowest: tuple[float, int] | N
     return "; ".join([*parts, *notes_on_groups(result)])
 
 
-def read_validation_data(config: TrainConfig, data: RunData) -> ValidationData | None:
-    """Return the validation frames of all sources; None if there are none."""
+def read_validation_data(
+    config: TrainConfig, data: RunData, trained: TrainConfig | None = None
+) -> ValidationData | None:
+    """Return the validation frames of all sources; None if there are none.
+
+    Args:
+        config: settings.
+        data: the sources.
+        trained: settings of the training, whose forward passes bound the chunks; None: `config`.
+    """
     skip = config.data.on_bad_frame == "substitute"
     separator = config.augment.task_separator
-    return ValidationData.from_sources(data, bool(config.data.sources), config.val.frames, skip, separator)
+    held = ValidationData.from_sources(data, bool(config.data.sources), config.val.frames, skip, separator)
+    return None if held is None else replace(held, chunk=(trained or config).forward_samples())
 
 
 def open_validation(config: TrainConfig, data: RunData) -> ValidationData | None:
