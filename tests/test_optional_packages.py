@@ -9,11 +9,13 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from support.runs import tiny_dataset
+from understudy import optional_packages
 from understudy.cli.main import COMMANDS
 from understudy.optional_packages import EXTRAS, INCLUDES
 
@@ -240,3 +242,24 @@ def test_extras_match_pyproject() -> None:
         included = re.findall(r"understudy\[([\w,]+)\]", " ".join(optional[extra]))
         assert sorted(",".join(included).split(",") if included else []) == sorted(INCLUDES.get(extra, ()))
     assert all("<" not in wanted and "==" not in wanted for wanted in declared["dependencies"])
+
+
+def test_a_package_that_asks_for_a_newer_numpy_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"numpy": "1.26.4", "pyarrow": "26.0.0"}
+    monkeypatch.setattr(optional_packages, "_version", versions.__getitem__)
+    refusal = ImportError("pyarrow requires NumPy 2.0 or newer", name="pyarrow.lib")
+    line = str(optional_packages.describe_old_numpy(refusal))
+    assert "numpy 1.26.4" in line
+    assert "pyarrow 26.0.0" in line
+    assert optional_packages.describe_old_numpy(ImportError("libarrow.so: cannot open")) is None
+    versions["numpy"] = "2.3.0"
+    assert optional_packages.describe_old_numpy(refusal) is None
+
+
+def test_lerobot_on_an_old_python_names_the_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = ModuleNotFoundError("no module", name="lerobot")
+    monkeypatch.setattr(optional_packages, "_is_missing", lambda module: True)
+    for python, named in (((3, 11), "3.11"), ((3, 12), "pip install 'understudy[lerobot]'")):
+        info = SimpleNamespace(major=python[0], minor=python[1])
+        monkeypatch.setattr(sys, "version_info", type("Version", (tuple,), vars(info))(python))
+        assert named in str(optional_packages.describe_missing(missing))

@@ -4,6 +4,8 @@ The core (reading, loading, writing, order, policies, optimizers) needs none of 
 inside `optional_imports()`, or from `config/declare.py`.
 """
 
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -78,7 +80,31 @@ def describe_missing(error: ImportError) -> MissingExtraError | None:
     return None if extra is None or not _is_missing(name) else _error(name, extra)
 
 
+def describe_old_numpy(error: ImportError) -> MissingExtraError | None:
+    """Return one line for a package that asks for numpy 2 where an older one is installed; None for other errors."""
+    have = _version("numpy")
+    if isinstance(error, ModuleNotFoundError) or "numpy" not in str(error).lower() or not re.match(r"[01]\.", have):
+        return None
+    package = (error.name or "").partition(".")[0] or "pyarrow"
+    newer = f"{package} {_version(package)}".strip()
+    fix = f"pip install 'numpy>=2', or an older {package}"
+    return MissingExtraError(f"numpy {have} is too old for {newer}: {fix}", name=package)
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, and for this error alone
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
 def _error(module: str, extra: str) -> MissingExtraError:
+    if extra.split(",")[-1] == "lerobot" and sys.version_info < (3, 12):
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        fix = "make an environment with Python 3.12, then: pip install 'understudy[lerobot]'"
+        return MissingExtraError(f"{module} needs Python 3.12 or newer, and this is {python}: {fix}", name=module)
     return MissingExtraError(f"{module} is not installed: pip install 'understudy[{extra}]'", name=module)
 
 

@@ -127,7 +127,7 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
     """Parse and run a command. Errors that the user can correct become one line; ours keep their traceback."""
     from understudy.credentials import redact
     from understudy.errors import ConfigError, DatasetError, is_wrong_input
-    from understudy.optional_packages import describe_missing, require
+    from understudy.optional_packages import describe_missing, describe_old_numpy, require
 
     try:
         command = COMMANDS[name]
@@ -182,7 +182,9 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
         print(f"understudy {name}{_rank()}: {error.object[:200]!r} cannot be written as text: {fix}", file=sys.stderr)
         return WRONG_INPUT
     except Exception as error:
-        missing = describe_missing(error) if isinstance(error, ImportError) else None
+        missing = None
+        if isinstance(error, ImportError):
+            missing = describe_missing(error) or describe_old_numpy(error)
         line = missing or _describe_out_of_memory(error, name)
         if line is None or debug:
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
