@@ -168,7 +168,7 @@ def _probe(path: str, number: int, most_pixels: int) -> dict[str, Any]:
 
     details: dict[str, Any] = {"bytes": os.path.getsize(path)}
     if number < PROBED:
-        limits = [{"max_pixels": str(most_pixels)}] * 8
+        limits: Any = [{"max_pixels": str(most_pixels)}] * 8
         with suppress(OSError, ValueError, IndexError), av.open(path, stream_options=limits) as container:
             context = main_stream(container).codec_context
             # PyAV 17.1 crashes on the pixel format of a file that does not declare it; such a file has no width either.

@@ -302,7 +302,7 @@ def _mux(spans: Sequence[PacketSpan], path: Path, tick: Fraction) -> None:
     delay = max(int((np.arange(span.count) - span.display).max()) for span in spans)
     first = spans[0].source
     file = first.where if isinstance(first, LocalSource) else as_file(first, 1 << 20)
-    with av.open(file) as template, av.open(str(path), "w", format="mp4", options=_MUXER) as target:
+    with av.open(file, "r") as template, av.open(str(path), "w", format="mp4", options=_MUXER) as target:
         stream = target.add_stream_from_template(main_stream(template, spans[0].index.count), opaque=True)
         if (aspect := Fraction(*spans[0].index.shown.aspect)) != 1:  # a template lacks that of its container
             stream.codec_context.sample_aspect_ratio = aspect

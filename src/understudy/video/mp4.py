@@ -219,7 +219,8 @@ def _read_track(track: _Box, media: _Box, movie: _Box, file_size: int, streams: 
 
 def _shown(header: _Box | None, movie: _Box, entry: _Box, width: int, height: int) -> Shown:
     """Read what the boxes tkhd, mvhd and those of the sample entry say of how the track is shown."""
-    matrix, place = IDENTITY, 0
+    matrix = IDENTITY
+    place = 0
     if header is not None:
         place = 52 if header.number(0, 1) == 1 else 40
         matrix = multiply(_matrix(header, place), _matrix(movie, 48 if movie.number(0, 1) == 1 else 36))

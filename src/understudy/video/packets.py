@@ -294,14 +294,14 @@ class ContainerPackets:
             if self._wanted and len(self._container.streams.video) > 1:
                 with contextlib.suppress(av.FFmpegError), self._new_container() as probe:
                     self._number = main_stream(probe, self._wanted).index
-        self._stream: av.VideoStream = self._container.streams[self._number]
+        self._stream = next(s for s in self._container.streams.video if s.index == self._number)
         self._packets = self._demuxed()
 
     def _new_container(self) -> av.container.InputContainer:
         try:
             file = self.path if isinstance(self._source, LocalSource) else as_file(self._source, _BUFFER)
             # FFmpeg decodes frames when it opens a file, and allocates what they declare.
-            limits = [{"max_pixels": str(self._most_pixels)}] * _LIMITED
+            limits: Any = [{"max_pixels": str(self._most_pixels)}] * _LIMITED
             return av.open(file, "r", stream_options=limits, **_OPEN)
         except (av.FFmpegError, OSError) as error:
             raise DatasetError(f"cannot be opened: {error.strerror}", where=self.path, fix=_REMEDY) from None
@@ -390,7 +390,8 @@ class _Sight:
             return
         if frames:
             self._is_open = False
-            for data in frames[0].side_data:
+            side_data: Any = frames[0].side_data
+            for data in side_data:
                 if data.type == SideDataType.DISPLAYMATRIX:
                     self._matrix = tuple(np.frombuffer(bytes(data)[:36], np.int32).tolist())
 
@@ -398,8 +399,8 @@ class _Sight:
         """Return what was found."""
         context = self._stream.codec_context
         aspect = self._stream.sample_aspect_ratio or 1
-        names = (context.color_primaries, context.color_trc, context.colorspace, context.color_range)
-        return Shown(self._matrix, Fraction(aspect).as_integer_ratio(), tuple(int(name) for name in names))
+        colors = (int(context.color_primaries), int(context.color_trc), int(context.colorspace))
+        return Shown(self._matrix, Fraction(aspect).as_integer_ratio(), (*colors, int(context.color_range)))
 
 
 Packets = Mp4Packets | ContainerPackets

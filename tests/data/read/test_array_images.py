@@ -145,4 +145,4 @@ def test_array_images_what_the_writer_records_as_an_array_stays_one(tmp_path: Pa
         writer.save_episode()
     data = us.EpisodeDataset(tmp_path / "d")
     assert all(np.array_equal(data[i][CAMERA].numpy(), image(i)) for i in range(4))
-    assert data.catalog.stats[CAMERA]["mean"].shape == (HEIGHT, WIDTH, 3)
+    assert data.catalog.stats[CAMERA]["mean"].shape == (3, 1, 1)
