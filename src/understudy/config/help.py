@@ -193,6 +193,7 @@ def expected(kind: Any, name: str = "") -> str:
         elif origin in (dict, Mapping):
             first, last = (choices(inside[0]) or ("NAME",))[0], (choices(inside[0]) or ("OTHER",))[-1]
             kinds, example = ("weights", "0.5") if inside[1] is float else ("pairs", "TEXT")
+            example = (choices(inside[1]) or (example,))[-1]
             pairs = f"{kinds} as in `{name} {first} {example} {last} {example}`"
             rules.append(pairs if flag else f"{kinds} as in `{{{first}: {example}, {last}: {example}}}`")
         elif origin is Literal:
@@ -225,6 +226,9 @@ def placeholder(kind: Any, name: str = "name") -> str:
     if origin is dict:
         return " ".join(placeholder(member) for member in inside).replace("TEXT", "NAME", 1) + " ..."
     if {Literal, dict} <= set(map(get_origin, inside)):  # a choice, or weights of choices
+        pairs = next(get_args(member) for member in inside if get_origin(member) is dict)
+        if not choices(pairs[0]):  # names of the data's own
+            return f"{name.upper()} | NAME {name.upper()} ..."
         return f"{name.upper()} | {name.upper()} WEIGHT ..."
     if inside:  # a union
         return "|".join(placeholder(member) for member in inside if member is not NoneType)

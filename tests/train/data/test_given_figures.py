@@ -377,3 +377,22 @@ def test_the_summary_of_a_source_is_read_once_at_the_start(
     (robot,) = json.loads((tmp_path / "r/policy/contract.json").read_text())["robots"].values()
     rows = given_figures.Samples(open_data(config_of(radians)), 0).of(0)[ACTION]
     np.testing.assert_allclose(robot["action"]["figures"]["std"], rows.std(0), rtol=1e-4)
+
+
+@pytest.mark.parametrize("moves", [1, 3])
+def test_weights_of_a_dimension_that_rested_train_with_the_range(radians: Path, moves: int) -> None:
+    """openpi's formula leaves a spread of 5e-7; if most dimensions differ, the figures are of something else."""
+    data = open_data(config_of(radians))
+    theirs = chosen(config_of(radians))
+    resting = {name: np.array(rows) for name, rows in theirs[ACTION].items()}
+    resting["offset"][0][:moves], resting["spread"][0][:moves] = 0.0, 5e-7
+    figures = {**theirs, ACTION: {name: rows.tolist() for name, rows in resting.items()}}
+    origins = {0: given_figures.of_weights("weights")}
+    if moves == 3:
+        with pytest.raises(DatasetError) as caught:
+            given_figures.settle(figures, given_figures.Samples(data, 0), origins)
+        assert "policy.normalization data" in caught.value.fix
+        return
+    made = given_figures.settle(figures, given_figures.Samples(data, 0), origins)
+    assert made[ACTION]["spread"][0][0] > 1
+    assert figures[ACTION]["spread"][0][0] == 5e-7
