@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from understudy._version import __version__
-from understudy.atomic import DRAFT_SUFFIX, BeingWritten, create_folder, is_taken, write_bytes, write_text
+from understudy.atomic import DRAFT_SUFFIX, BeingWritten, create_folder, is_taken, write_text
 from understudy.credentials import strip_credentials
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.format.episode_table import describe_ids
@@ -54,7 +54,7 @@ from understudy.edit.plan import Bad, Encoding, Plan, PlanWork, keep_sound, run_
 from understudy.edit.rows import EpisodeRows, RowWriter, SourceRows, group_pieces, row_starts, undeclared_columns
 from understudy.edit.videos import PARTS, CameraStreams, CameraVideos, find_streams, write_videos
 from understudy.errors import DatasetError
-from understudy.parts import Part, Workers, cut_parts
+from understudy.parts import Part, Workers, cut_parts, is_result, read_result, write_result
 from understudy.storage.bucket import Bucket
 
 Statistics = dict[str, RunningStatistics | ImageStatistics]
@@ -115,13 +115,13 @@ def write_set(
     _check_plan(plan)
     work, lengths = replace(plan, metadata={}, origin={}), [piece.length for piece in plan.pieces]
     path = workers.folder / f"{hashlib.sha256(mark.encode()).hexdigest()[:32]}.bad" if workers.folder else None
-    bad: Bad = pickle.loads(path.read_bytes()) if path is not None and path.exists() else {}
+    bad: Bad = read_result(path) if path is not None and is_result(path) else {}
     read = ReadTasks(work, mark)
     texts = keep_sound(run_plan(work, workers, read, cut_parts(range(len(lengths)), lengths, PART_ROWS)), bad)
     streams = {key: find_streams(work, key, root, workers, mark, count, bad) for key in plan.cameras}
     while len(bad) < len(lengths):
         if bad and path is not None:
-            write_bytes(path, pickle.dumps(bad))  # no later call may write the files of another choice
+            write_result(path, bad)  # no later call may write the files of another choice
         numbers, late = [number for number in range(len(lengths)) if number not in bad], Bad()
         used = dict.fromkeys(text for number in numbers for text in texts[number])
         choice = f"{mark} {sorted(bad)}"
