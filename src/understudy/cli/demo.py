@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated
 
-from understudy.child_python import module_command
 from understudy.config.data import DataConfig
 from understudy.config.declare import Ge, Interval
 from understudy.config.schema import dump_yaml, override
 from understudy.config.train import CheckpointConfig, LogConfig, TrainConfig, ValConfig
 from understudy.errors import ConfigError
+from understudy.process_rank import module_command
 
 MARK = ".understudy-demo"
 

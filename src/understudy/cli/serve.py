@@ -77,6 +77,7 @@ def _load(config: ServeConfig) -> "PolicyServer":
     """Load the policy of a server."""
     import torch
 
+    from understudy.devices import torch_device
     from understudy.policies.inference import load_policy
     from understudy.serve.access import read_token
     from understudy.serve.server import PolicyServer, lerobot_service, warn_if_open
@@ -86,10 +87,7 @@ def _load(config: ServeConfig) -> "PolicyServer":
     logging.getLogger("understudy.serve.connection").setLevel(logging.ERROR)
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
-    try:
-        torch.empty(0, device=config.device)
-    except (RuntimeError, AssertionError) as error:  # unknown, not built in, not there: each has its own
-        raise ConfigError(f"device: {config.device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    torch_device(config.device)
     try:
         robot = load_policy(
             config.policy,

@@ -2,7 +2,6 @@
 
 launch                   start N processes on this host: `--launch N`
 mesh                     the device mesh, agreement between ranks, FSDP2
-devices                  a device by its name, and cards that torch cannot use
 keepalive                wait for rank 0 as long as it works
 fill_weights             parameters filled row by row, whole or sharded
 signals                  stop requests by signal or file

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from understudy.distributed.devices import describe_unused_cards, missing_cuda, missing_kernels
+from understudy.devices import describe_unused_cards, missing_cuda, missing_kernels
 from understudy.distributed.keepalive import RankStalled, send_heartbeats, wait_for_rank_0
 from understudy.distributed.torch_release import leave_groups_alive, missing_feature
 from understudy.errors import ConfigError, RankError, is_wrong_input

@@ -15,6 +15,7 @@ from understudy.contract.compare import compare_robots
 from understudy.contract.facts import Contract, RobotFacts, read_contract
 from understudy.contract.mismatch import Mismatch
 from understudy.contract.observed import ObservationCheck, size_error
+from understudy.devices import torch_device
 from understudy.policies import policy_folder
 from understudy.policies.acting import (
     ActionBounds,
@@ -67,12 +68,14 @@ def load_policy(
             path of training alone, if it has not changed; a folder's copy never is.
 
     Raises:
+        ConfigError: torch has no such device here; names the cause and the remedy.
         ValueError: the folder holds no policy, one that predicts no actions or has no `action_bounds`, or one with a
             file that is not the one that was written (`ChecksumError`), or `head` is missing or unknown.
         OSError: it cannot be read.
     """
     if contract not in get_args(Reaction):
         raise ValueError(f"contract={contract!r}: must be one of {', '.join(get_args(Reaction))}")
+    torch_device(str(device))  # before anything is read
     folder = policy_folder.find(directory)
     with given_code(code):
         saved = policy_folder.load(folder, normalization, norm_asset)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
@@ -20,6 +19,7 @@ from understudy.contract.facts import Contract, RobotFacts, read_contract
 from understudy.contract.mismatch import Mismatch
 from understudy.contract.observed import compare_size
 from understudy.contract.trace import TraceWriter
+from understudy.devices import torch_device
 from understudy.envs import registry
 from understudy.envs.env import IMAGE, ActionError, Env, layout_seed
 from understudy.errors import ConfigError
@@ -209,10 +209,7 @@ def prepare_env(data: DataConfig, frozen: Record, play: Play, contract: Contract
     Raises:
         ConfigError: settings, policy, world and machine do not go together; the message says how.
     """
-    try:
-        torch.empty(0, device=play.device)
-    except (RuntimeError, AssertionError) as error:  # unknown, not built in, not there: each has its own
-        raise ConfigError(f"device: {play.device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    torch_device(play.device)
     adapter = make_adapter(data, frozen, play)
     head = frozen["normalisation"].get("heads", [""])[adapter.head or 0]
     adapter = replace(adapter, env_size=play.image_size or _recorded_size(contract, head, adapter, play))

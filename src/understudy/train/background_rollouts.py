@@ -31,7 +31,6 @@ from typing import Any
 from safetensors import SafetensorError
 
 from understudy.atomic import write_text
-from understudy.child_python import module_command
 from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
 from understudy.contract.facts import Contract
@@ -39,6 +38,7 @@ from understudy.distributed.mesh import Mesh
 from understudy.distributed.signals import Stop
 from understudy.errors import ConfigError
 from understudy.policies import policy_folder
+from understudy.process_rank import module_command
 from understudy.progress import Progress
 from understudy.records import Record
 from understudy.rollout.result import wilson_interval

@@ -19,7 +19,7 @@ from understudy.checksums import file_sha256
 from understudy.config.data import SourceConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.selection.select import open_episodes
-from understudy.distributed.devices import torch_device
+from understudy.devices import torch_device
 from understudy.errors import ConfigError
 from understudy.load.instructions import draw_instructions
 from understudy.load.validation_data import prefetch_chunks, sample_identity

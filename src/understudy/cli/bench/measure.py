@@ -23,7 +23,7 @@ from understudy.bytesize import parse_bytes
 from understudy.cores import MOST_LOADER_THREADS, available_cores
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.distributed.devices import warn_of_unused_cards
+from understudy.devices import warn_of_unused_cards
 from understudy.errors import ConfigError, DatasetError
 from understudy.load.choose_order import choose_order
 from understudy.load.loader import Loader

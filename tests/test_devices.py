@@ -10,8 +10,8 @@ from typing import Literal
 import pytest
 import torch
 
+from understudy import devices
 from understudy.config.train import TrainConfig
-from understudy.distributed import devices
 from understudy.distributed.mesh import choose_device
 from understudy.errors import ConfigError
 
@@ -136,3 +136,13 @@ def test_a_device_that_is_not_there_is_an_error_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match="device"):
         devices.torch_device(name)
     assert devices.torch_device("cpu") == torch.device("cpu")
+
+
+def test_a_policy_on_a_device_that_torch_lacks_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    """Before the folder is read."""
+    from understudy.policies.inference import load_policy
+
+    if torch.cuda.is_available():
+        pytest.skip("torch finds a GPU here")
+    with pytest.raises(ConfigError, match="--device cpu"):
+        load_policy(tmp_path, device="cuda")
