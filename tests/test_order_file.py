@@ -121,7 +121,7 @@ def test_files_of_other_tools_are_orders(tmp_path: Path) -> None:
     file = OrderFile(foreign(tmp_path / "plain.parquet"))
     assert (file.start, file.stop, file.batch_size, file.names, file.facts) == (0, 10, None, ("",), {})
     assert file.locate(np.array([9, 3], np.uint64)).tolist() == [[0, 0], [0, 0], [9, 3]]
-    named = {"dataset": ["b"] * 5 + ["a"] * 5, "step": np.arange(10) // 3 + 7}
+    named: dict[str, Any] = {"dataset": ["b"] * 5 + ["a"] * 5, "step": np.arange(10) // 3 + 7}
     file = OrderFile(foreign(tmp_path / "named.parquet", **named))
     assert (file.batch_size, file.names, file.digest) == (3, ("b", "a"), OrderFile(tmp_path / "named.parquet").digest)
     assert file.locate(np.array([4, 5], np.uint64))[0].tolist() == [0, 1]
@@ -236,7 +236,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     assert GROUP <= 1 << 20
 
 
-WRONG_FACTS = [
+WRONG_FACTS: list[tuple[str, Any]] = [
     *(("start", value) for value in ("x", -1, True, 1.5, None, [1])),
     *(("batch", value) for value in ("x", 0, -4, True, 2.5, [4])),
     *(("datasets", value) for value in ([5], [{}], [], "a", {"name": "a"}, [{"name": 1, "lengths": ""}])),
@@ -269,11 +269,12 @@ def test_columns_that_no_order_has_are_not_read(tmp_path: Path, kind: str) -> No
     read = list[Any]()
     original = pq.ParquetFile.read_row_group
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            pq.ParquetFile,
-            "read_row_group",
-            lambda file, group, columns=None: read.append(columns) or original(file, group, columns),
-        )
+
+        def noted(file: Any, group: int, columns: Any = None) -> Any:
+            read.append(columns)
+            return original(file, group, columns)
+
+        patch.setattr(pq.ParquetFile, "read_row_group", noted)
         file = OrderFile(tmp_path / "order.parquet")
     assert read
     assert all(columns == ["episode_index", "frame_index"] for columns in read), read

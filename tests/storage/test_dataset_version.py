@@ -152,7 +152,7 @@ def test_a_dataset_that_grew_on_a_server_is_read_as_it_was(tmp_path: Path) -> No
         data = EpisodeDataset(Catalog.open(f"{server.url}/s", options(tmp_path)))
         before = EpisodeDataset(tmp_path / "old")
         for name in ("info.json", "episodes.jsonl", "episodes_stats.jsonl"):
-            server.files[f"/s/meta/{name}"] += b"\n"  # type: ignore[index, operator]
+            server.files[f"/s/meta/{name}"] += b"\n"  # type: ignore[index]
             server.written[f"/s/meta/{name}"] = time.time() + 5
         for index in (0, 5, 9, 13):
             assert data[index]["timestamp"] == before[index]["timestamp"]

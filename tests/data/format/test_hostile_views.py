@@ -38,7 +38,7 @@ def forge(root: Path, select: Any, **changes: Any) -> str:
     return f"{root}#forged"
 
 
-WRONG = [
+WRONG: list[tuple[str, Any]] = [
     *(("drop_n_first_frames", value) for value in (-5, True, "x", 2.0, [1], None, 1 << 63)),
     *(("drop_n_last_frames", value) for value in (-1, False, "3", 0.5, {})),
     *(("val_fraction", value) for value in (True, "x", 2.0, -0.1, 1.0, float("nan"), [0.1], None)),
