@@ -103,7 +103,7 @@ def _arrays(entry: Any, where: str, key: str) -> dict[str, np.ndarray]:
     arrays = {}
     for name, value in entry.items():
         try:
-            if holds_boolean(value):
+            if holds_boolean(value) and name != "mask":
                 raise TypeError("a boolean is none")
             arrays[name] = np.asarray(value, dtype=np.float64)
         except (ValueError, TypeError, OverflowError) as error:
