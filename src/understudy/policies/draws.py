@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.random import mtrand
 from torch import Tensor
 
 from understudy.order import sample_normal, sample_uniform
@@ -84,7 +85,7 @@ def keyed_generators(key: int, device: torch.device) -> Iterator[Callable[[], li
     words = [key & 0xFFFFFFFF, key >> 32]
     of_torch = _torch_generators(device)
     before = [generator.get_state() for generator in of_torch]
-    of_numpy = np.random.get_bit_generator()
+    of_numpy = mtrand.get_bit_generator()
     of_python = random.getstate()
 
     def moved() -> list[str]:
@@ -99,14 +100,14 @@ def keyed_generators(key: int, device: torch.device) -> Iterator[Callable[[], li
     try:
         for generator in of_torch:
             generator.manual_seed(key)
-        np.random.set_bit_generator(_NUMPY)
+        mtrand.set_bit_generator(_NUMPY)
         np.random.seed(words)  # noqa: NPY002  # the functions of a policy draw from it
         random.seed(key)
         yield moved
     finally:
         for generator, state in zip(of_torch, before):
             generator.set_state(state)
-        np.random.set_bit_generator(of_numpy)
+        mtrand.set_bit_generator(of_numpy)
         random.setstate(of_python)
 
 

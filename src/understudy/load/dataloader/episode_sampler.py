@@ -115,8 +115,9 @@ class EpisodeSampler(Sampler[int]):
         self._source: Any = SimpleNamespace(segments=self._segments, **facts)
         if order is not None:
             self._order, self._pass = order.of_datasets(self._source), order.stop
-        settings = {"batch_size": batch_size, "seed": seed, "shuffle": shuffle, "rank": rank, "world_size": world_size}
-        settings |= {"episodes": episodes, "drops": (drop_n_first_frames, drop_n_last_frames)}
+        settings: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "shuffle": shuffle}
+        settings |= {"rank": rank, "world_size": world_size, "episodes": episodes}
+        settings["drops"] = drop_n_first_frames, drop_n_last_frames
         check_same(self._order, [data], find_board([data], settings))
         self._epoch, self._start = 0, self._order.start
         self._over = False  # whether the next pass was over when its state was saved, as LeRobot counts
