@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from PIL import Image, ImageOps
 from support.bags import Bag, pixels
 from understudy.cli.data.importing import import_
 from understudy.imports import limits
+from understudy.imports.hdf5 import check_size
 from understudy.imports.recording import RecordingError
 from understudy.imports.settings import ImportConfig
 
@@ -186,6 +188,16 @@ def test_import_reads_compressed_hdf5_of_any_content(tmp_path: Path) -> None:
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             file.create_dataset("v", data=data, chunks=True, compression="gzip", compression_opts=9, shuffle=True)
         np.testing.assert_array_equal(run(tmp_path / name, tmp_path / f"{name}.h5", IMAGES), data)
+
+
+def test_import_looks_once_at_each_chunk_of_hdf5(tmp_path: Path) -> None:
+    """The library walks over all chunks to find one by its number: 20,000 chunks took more than a minute."""
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        values = file.create_dataset("state", (20_000, 3), np.float32, chunks=(1, 3), compression="gzip")
+        values[:] = np.arange(60_000, dtype=np.float32).reshape(-1, 3)
+        begin = time.process_time()
+        check_size(values)
+        assert time.process_time() - begin < 10
 
 
 def encoded(size: tuple[int, int], kind: str, mode: str = "RGB", **options: Any) -> bytes:

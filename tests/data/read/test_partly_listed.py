@@ -9,6 +9,7 @@ import pytest
 
 from support.datasets import Spec, identity, write_dataset
 from support.refusals import refused
+from understudy.check.examine import check_dataset
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.load.loader import Loader
@@ -67,3 +68,19 @@ def test_partly_listed_a_whole_file_goes_by_order_whatever_its_clock_says(tmp_pa
         (0, e, f) for e in range(5) for f in range(LENGTHS[e])
     ]
     assert (Catalog.open(tmp_path / "d").videos(TOP).first_by_time is None) == (late == 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*from_timestamp gives")
+def test_partly_listed_exact_times_may_have_another_order_than_the_rows(tmp_path: Path) -> None:
+    """Rows were sorted anew, and the video file was kept: times that fit its frames still place the episodes."""
+    root = partly(tmp_path / "d", (1, 3))
+    for file in (root / "meta/episodes").rglob("*.parquet"):
+        table = pq.read_table(file)
+        places = {1: 1.5, 3: 0.5}  # seconds of episodes 3 and 1 in the video
+        times = [places[episode] for episode in table.column("episode_index").to_pylist()]
+        pq.write_table(table.set_column(table.column_names.index(START), START, [times]), file)
+    data = EpisodeDataset(root)
+    shown = [identity(data[i][TOP].numpy()) for i in range(len(data))]
+    assert [episode for _, episode, _ in shown] == [3, 3, 3, 4, 1, 1, 1]
+    starts = [finding for finding in check_dataset(root).findings if finding.rule == "videos.start"]
+    assert not starts

@@ -254,7 +254,12 @@ class VideoFrames(ProcessLocal):
     def _check_count(self, camera: str, file: int, reader: VideoReader, where: str) -> None:
         videos, ids = self.catalog.videos(camera), self.catalog.episodes.ids
         expected, drift = int(videos.expected[file]), float(videos.drift[file])
-        if videos.doubtful is not None and videos.doubtful[file]:
+        is_partly_listed = (
+            reader.count > expected
+            and videos.first_by_time is not None
+            and self._is_partly_listed(videos, file, reader.count)
+        )
+        if not is_partly_listed and videos.doubtful is not None and videos.doubtful[file]:
             problem = "from_timestamp puts its episodes into another order than their rows have, and is off by up to "
             problem += f"{drift:.1f} frames: images of one episode may be paired with rows of another"
             fix = "correct from_timestamp in meta/episodes, or leave these episodes out"
@@ -268,7 +273,7 @@ class VideoFrames(ProcessLocal):
         if reader.count < expected:
             fix = "restore the video, or leave these episodes out: the missing frames are unknown"
             raise DatasetError(problem, where=where, fix=fix)
-        if videos.first_by_time is not None and self._is_partly_listed(videos, file, reader.count):
+        if is_partly_listed:
             self._by_time[camera, file] = True
             self.note(f"{where}: {problem}; from_timestamp gives their starts, exact to the frame")
             return
