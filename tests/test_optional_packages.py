@@ -246,11 +246,16 @@ def test_extras_match_pyproject() -> None:
 
 def test_a_package_that_asks_for_a_newer_numpy_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"numpy": "1.26.4", "pyarrow": "26.0.0"}
-    monkeypatch.setattr(optional_packages, "_version", versions.__getitem__)
-    refusal = ImportError("pyarrow requires NumPy 2.0 or newer", name="pyarrow.lib")
+    monkeypatch.setattr(optional_packages, "_version", lambda package: versions.get(package, ""))
+    refusal = ImportError("pyarrow requires NumPy 2.0 or newer, found 1.26.4")  # as pyarrow 26 words it, without a name
     line = str(optional_packages.describe_old_numpy(refusal))
     assert "numpy 1.26.4" in line
     assert "pyarrow 26.0.0" in line
+    assert "pyarrow<26" in line
+    named = ImportError("it requires NumPy 2", name="pyarrow.lib")
+    assert str(optional_packages.describe_old_numpy(named)) == line
+    other = ImportError("numpy.core.multiarray failed to import")  # of any package compiled for numpy 2
+    assert "pyarrow" not in str(optional_packages.describe_old_numpy(other))
     assert optional_packages.describe_old_numpy(ImportError("libarrow.so: cannot open")) is None
     versions["numpy"] = "2.3.0"
     assert optional_packages.describe_old_numpy(refusal) is None

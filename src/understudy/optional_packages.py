@@ -85,9 +85,13 @@ def describe_old_numpy(error: ImportError) -> MissingExtraError | None:
     have = _version("numpy")
     if isinstance(error, ModuleNotFoundError) or "numpy" not in str(error).lower() or not re.match(r"[01]\.", have):
         return None
-    package = (error.name or "").partition(".")[0] or "pyarrow"
-    newer = f"{package} {_version(package)}".strip()
-    fix = f"pip install 'numpy>=2', or an older {package}"
+    # pyarrow's error has no name, but begins with it: "pyarrow requires NumPy 2.0 or newer, found 1.26.4"
+    package = (error.name or str(error)).replace(".", " ").split()[0]
+    if not (newest := _version(package)):
+        package, newest = "a compiled package", f"({error})"
+    newer = f"{package} {newest}"
+    older = "'pyarrow<26'" if package == "pyarrow" else f"an older release of {package}"
+    fix = f"pip install 'numpy>=2', or {older}"
     return MissingExtraError(f"numpy {have} is too old for {newer}: {fix}", name=package)
 
 

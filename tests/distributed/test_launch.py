@@ -255,7 +255,7 @@ def test_launch_ends_after_a_signal_at_the_timeout(
 ) -> None:
     """The rest of the wait is negative when the handler returns."""
     failed, stays, may_leave, left = launcher.Rank(0, 2, code=1), launcher.Rank(1, 2), threading.Event(), []
-    failed.process = SimpleNamespace(pid=1)  # type: ignore[assignment]
+    failed.process = SimpleNamespace(pid=1, poll=lambda: 1, wait=lambda _: 1)  # type: ignore[assignment]
     failed.wait = lambda ended: ended.put(failed)  # type: ignore[method-assign]
 
     def wait(ended: Any) -> None:
@@ -283,6 +283,17 @@ def test_launch_prints_wrong_input_once(
     monkeypatch.setattr(launcher, "SETTLE", 60)
     assert launch(ranks(tmp_path, "exit=2"), 2) == 2
     assert capfd.readouterr().err.count("because of a reason") == 1
+
+
+def test_launch_prints_the_cause_last(
+    tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After what rank 0 prints when it is stopped because of the other rank."""
+    monkeypatch.setattr(launcher, "SETTLE", 3)  # rank 0 can handle the signal by then
+    assert launch(ranks(tmp_path, "speak", "exit=2"), 2) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert "rank 0 was stopped" in lines
+    assert "rank 1 leaves because of a reason" in lines[-1]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ say      write its environment to FOLDER/rank-N.json, print a line, exit with 0
 exit=N   exit with N, after a line on stderr
 die      kill itself with SIGKILL
 stay     write FOLDER/rank-N.json, then wait for a signal: log each, and exit with 75 a moment after the first
+speak    like stay, with a line on stderr at the end
 deaf     write FOLDER/rank-N.json, then wait and ignore SIGTERM
 young    write FOLDER/rank-N.json, then wait with the default action of every signal
 """
@@ -22,7 +23,7 @@ def main() -> int:
     folder, words, rank = Path(sys.argv[1]), sys.argv[2:], int(os.environ["RANK"])
     word = words[min(rank, len(words) - 1)]
     got: list[int] = []
-    if word == "stay":
+    if word in ("stay", "speak"):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, lambda number, _: got.append(number))
     if word == "deaf":
@@ -41,6 +42,8 @@ def main() -> int:
         return 0
     while not got:
         time.sleep(0.02)
+    if word == "speak":
+        print(f"rank {rank} was stopped", file=sys.stderr)
     time.sleep(0.4 * rank)  # the later ones still write long after the first has left
     (folder / f"saved-{rank}.json").write_text(json.dumps(got))
     return 75

@@ -275,6 +275,7 @@ def watch_ranks(ranks: Sequence[Rank], received: Sequence[signal.Signals], name:
         while left:
             rank, left = ended.get(timeout=max(0.0, until - time.monotonic())), left - 1
             failed += [rank] if rank.code not in (0, STOPPED) else []
+    _stop(ranks)  # first: what rank 0 prints when it is stopped must not hide the cause
     return report_failure(failed, received, name)
 
 
