@@ -10,6 +10,7 @@ import pytest
 from support.datasets import Spec, edit_json, write_dataset
 from support.refusals import refused
 from understudy.data.dataset import EpisodeDataset
+from understudy.data.format.recorded_stats import parse_stats
 from understudy.data.stats.norm_heads import Member, compute_normalization, compute_statistics
 from understudy.data.stats.stats_files import read_stats_file, to_openpi
 from understudy.data.stats.summary import Mode, Statistics, offset_and_spread
@@ -257,3 +258,13 @@ def test_external_a_mask_leaves_its_dimensions_as_they_are(data: EpisodeDataset,
         assert found["offset"][0] == 1
     with refused("mask", "actions", where="norm_stats.json", fix="each dimension"):
         read_stats_file(saved(tmp_path, norm_stats({**PI, "mask": [1, 2]})), "mean_std", data)
+
+
+def test_extremes_of_a_boolean_feature_are_read(tmp_path: Path) -> None:
+    """LeRobot writes `"min": [false]` for `next.done`; a boolean as a mean is no figure."""
+    recorded = {"min": [False], "max": [True], "mean": [0.05], "std": [0.2], "count": [60]}
+    figures = parse_stats({"next.done": recorded}, "stats.json")["next.done"]
+    assert figures["min"].tolist() == [0.0]
+    assert figures["max"].tolist() == [1.0]
+    with pytest.raises(DatasetError, match="mean"):
+        parse_stats({"next.done": recorded | {"mean": [True]}}, "stats.json")

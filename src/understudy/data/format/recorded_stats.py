@@ -20,6 +20,8 @@ Stats = dict[str, dict[str, np.ndarray]]
 
 GLOBAL = "meta/stats.json"
 PER_EPISODE = "meta/episodes_stats.jsonl"
+_MAY_BE_BOOLEAN = ("min", "max", "mask")
+"""Figures that may be booleans: LeRobot writes the extremes of `next.done` so, and others a mask of dimensions."""
 
 
 def read_stats(files: Files) -> Stats:
@@ -103,7 +105,7 @@ def _arrays(entry: Any, where: str, key: str) -> dict[str, np.ndarray]:
     arrays = {}
     for name, value in entry.items():
         try:
-            if holds_boolean(value) and name != "mask":
+            if name not in _MAY_BE_BOOLEAN and holds_boolean(value):
                 raise TypeError("a boolean is none")
             arrays[name] = np.asarray(value, dtype=np.float64)
         except (ValueError, TypeError, OverflowError) as error:
