@@ -243,7 +243,7 @@ def test_resume_logs_changes_before_training_and_keeps_them(
     with pytest.raises(OSError):
         run.resume(override(RunDir(out).settings(), steps=14, log={"every": 1}))
     assert "resume: steps: 12 -> 14" in seen[0]
-    assert "stays at 0 for the last 2 steps" in seen[0]
+    assert "its decay ends with the run, at step 14" in seen[0]
     assert "resume: log.every: 3 -> 1: does not affect training" in seen[0]
     monkeypatch.undo()
     assert run.resume(RunDir(out).settings()) == run.DONE

@@ -21,7 +21,6 @@ from understudy.config.schema import override
 from understudy.distributed import mesh as parallel
 from understudy.errors import ConfigError
 from understudy.load.loader import Loader
-from understudy.load.validation_data import ValidationData
 from understudy.optim.lr_schedule import lr_factor
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
@@ -29,7 +28,7 @@ from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data import run_data
 from understudy.train.data.run_data import open_data
-from understudy.train.validation.validation_loss import evaluate
+from understudy.train.validation.validation_loss import evaluate, read_validation_data
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +154,7 @@ def test_train_validates_and_exports_the_average(data: Path, tmp_path: Path) -> 
             torch.testing.assert_close(now[f"average/{name}"], expected)
     policy = FlowPolicy.load(out / "policy")
     assert all(torch.equal(tensor, tensors[-1][f"average/{name}"]) for name, tensor in policy.state_dict().items())
-    held = ValidationData.from_sources(open_data(config), mixed=False)
+    held = read_validation_data(config, open_data(config))
     assert held is not None
     with parallel.join_mesh(config) as mesh:
         again = evaluate(policy, held, config.seed, mesh, {"flow": 1.0}, open_loop=config.val.open_loop_every)
