@@ -12,9 +12,11 @@ from support.datasets import Spec, edit_column, write_dataset
 from understudy.check.examine import check_dataset
 from understudy.cli.hub import PushConfig, push
 from understudy.cli.main import main
+from understudy.data.format.catalog import Catalog
 from understudy.errors import ConfigError
 
 CAMERA = "observation.images.top"
+FAR = 1_764_000_000_000
 
 
 def v2(root: Path, keep: set[int] = frozenset(range(6))) -> Path:  # type: ignore[assignment]
@@ -83,6 +85,25 @@ def test_sound_part_and_foreign_file_are_published_with_a_warning(tmp_path: Path
         shutil.copy(data / "episode_000000.parquet", data / "copy.parquet")
     with pytest.warns(UserWarning, match="not listed" if kind == "part" else "named by no episode"):
         assert main(["publish", str(root), str(tmp_path / "out")]) == 0
+
+
+def test_part_with_ids_far_apart_is_published_without_a_list_of_the_ids_between(tmp_path: Path) -> None:
+    """Ids may be times in milliseconds: a list of all that are absent would take terabytes."""
+    root = v2(tmp_path / "arm", keep={0, 1})
+    for path in (*root.rglob("episode_00000[1-5].*"),):
+        target = path.with_name(path.name.replace("episode_000001", f"episode_{FAR}"))
+        path.rename(target) if "000001" in path.name else path.unlink()
+    chunk = f"chunk-{FAR // 1000:03d}"
+    (root / "data" / chunk).mkdir()
+    (root / "videos" / chunk / CAMERA).mkdir(parents=True)
+    for path in root.rglob(f"episode_{FAR}.*"):
+        path.rename(str(path).replace("chunk-000", chunk))
+    edit_column(root / f"data/{chunk}/episode_{FAR}.parquet", "episode_index", lambda ids: ids * 0 + FAR)
+    lines = root / "meta/episodes.jsonl"
+    lines.write_text(lines.read_text().replace('"episode_index": 1', f'"episode_index": {FAR}'))
+    with pytest.warns(UserWarning, match=f"episodes 1-{FAR - 1} are not listed"):
+        assert main(["publish", str(root), str(tmp_path / "out")]) == 0
+    assert Catalog.open(tmp_path / "out").num_episodes == 2
 
 
 def test_check_names_numbers_of_files_that_are_off(tmp_path: Path) -> None:

@@ -130,8 +130,10 @@ def unfinished_recording(catalog: Catalog) -> tuple[str, str]:
     those of a part of a dataset, and a sound file that no episode names is ignored by all readers.
     """
     ids = catalog.episodes.ids
-    absent = np.setdiff1d(np.arange(ids[0], ids[-1]), ids)[:10_000]
-    gap = f"episodes {describe_ids(absent)} are not listed" if len(absent) else ""
+    before = np.flatnonzero(np.diff(ids) > 1)
+    gaps = [str(first) if first == last else f"{first}-{last}" for first, last in _between(ids, before[:_NAMED])]
+    more = f" and {len(before) - _NAMED} more ranges" if len(before) > _NAMED else ""
+    gap = f"episodes {', '.join(gaps)}{more} are not listed" if gaps else ""
     unlisted = unlisted_files(catalog)
     paths = [path for group in unlisted.values() for path in group]
     extra = f"{plural(len(paths), 'file is', 'files are')} named by no episode, first {paths[0]}" if paths else ""
@@ -139,6 +141,14 @@ def unfinished_recording(catalog: Catalog) -> tuple[str, str]:
     facts = "; ".join(part for part in (gap, extra, described) if part)
     is_killed = bool(paths) and (bool(gap) or "is cut" in described)
     return (facts, "") if is_killed else ("", facts)
+
+
+_NAMED = 5  # ranges of absent ids
+
+
+def _between(ids: np.ndarray, before: np.ndarray) -> list[tuple[int, int]]:
+    """Return the first and the last id that is absent behind each of the places `before`."""
+    return list(zip((ids[before] + 1).tolist(), (ids[before + 1] - 1).tolist()))
 
 
 def rows_without_files(catalog: Catalog) -> dict[str, np.ndarray]:
