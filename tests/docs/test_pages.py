@@ -1,4 +1,7 @@
-"""The code of docs/: commands are read, Python runs, settings load, names and messages exist, links lead to files."""
+"""The code of docs/: Python runs, settings load, names and messages exist, links lead to files.
+
+Commands are read in test_commands.py.
+"""
 
 import ast
 import json
@@ -19,19 +22,17 @@ import yaml
 
 import understudy as us
 from support.datasets import Spec, write_dataset
-from support.docs import ROOT, code, run_python, settings_of
+from support.docs import ROOT, code, run_python
 from support.refusals import refused
 from understudy.cli import main
-from understudy.config.flags import list_settings
-from understudy.config.schema import complete, dump_yaml, load
-from understudy.config.train import DataConfig, TrainConfig
+from understudy.config.schema import complete, load
+from understudy.config.train import TrainConfig
 from understudy.data.format.features import parse_features
 from understudy.data.selection.where import Where
 from understudy.data.stats import summary
 from understudy.imports.settings import read_mapping
 from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 from understudy.policies.inference import load_policy
-from understudy.train.checkpoint import run_dir
 
 DOCS = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "recipes").glob("*/*.md"))]
@@ -58,39 +59,6 @@ def execute(page: str) -> dict[str, Any]:
 # -- commands ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "datasets",
-        "frame_weights",
-        "launching",
-        "precision",
-        "validation",
-        "checkpoints",
-        "planning",
-        "viewing",
-        "importing",
-    ],
-)
-def test_commands_of_a_page_are_read(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = TrainConfig(data=DataConfig(root="d"))
-    (tmp_path / "CONFIG.yaml").write_text(dump_yaml(settings))
-    monkeypatch.setattr(run_dir, "resumed_settings", {"RUN": settings}.__getitem__)
-    monkeypatch.chdir(tmp_path)
-    assert commands(page)
-    for words in commands(page):
-        launched = "--launch" in words
-        if words[0] == "sbatch":
-            assert settings_of(words)
-            continue
-        if words[0] != "understudy":
-            words = words[words.index("-m") + 1 :]
-        count, arguments = main.split_launch(words[2:])
-        assert main.read_settings(words[1], arguments) is not None, words
-        assert (count is not None) == launched
-        assert count is None or main.COMMANDS[words[1]].launchable
-
-
 def test_datasets_page_shows_every_setting_of_edit_that_changes_data() -> None:
     assert len(commands("datasets")) >= 20
     assert {words[1] for words in commands("datasets")} == {"edit", "segment", "select", "train"}
@@ -114,15 +82,16 @@ def test_frame_weights_page_commands_set_the_weights() -> None:
 # -- settings and files -----------------------------------------------------------------------------------------------
 
 
-def load_settings(page: str, file: Path) -> TrainConfig:
-    """Settings of the only YAML block of a page, by way of a file."""
-    (block,) = blocks(page, "yaml")
-    file.write_text(block)
+def load_settings(page: str, file: Path, number: int = 0) -> TrainConfig:
+    """Settings of one YAML block of a page, by way of a file."""
+    file.write_text(blocks(page, "yaml")[number])
     return complete(replace(load(TrainConfig, file), output_dir="run"))
 
 
 def test_settings_of_the_pages_load(tmp_path: Path) -> None:
-    sources = load_settings("normalization", tmp_path / "normalization.yaml").data.sources
+    (tmp_path / "one.yaml").write_text(blocks("normalization", "yaml")[0])
+    assert load(TrainConfig, tmp_path / "one.yaml").data.normalize["gripper"] == "identity"
+    sources = load_settings("normalization", tmp_path / "normalization.yaml", 1).data.sources
     assert [source.delta_action_dims[-1:] for source in sources] == [(5,), (5,), ()]
     data = load_settings("mixtures", tmp_path / "mixtures.yaml").data
     assert data.names() == ("table", "arms")
@@ -313,12 +282,3 @@ def test_troubleshooting_quotes_messages_of_the_source() -> None:
     assert len(messages) > 8
     assert [message for message in messages if message and not is_in_the_source(message)] == []
     assert not is_in_the_source("the gradient exploded; …")
-
-
-def test_troubleshooting_names_existing_commands_and_settings() -> None:
-    classes = [command.settings_class() for command in main.COMMANDS.values()]
-    paths = [setting.path for kind in classes for setting in list_settings(kind)]
-    flags = {f"--{path.replace('_', '-')}" for path in paths} | {"--debug", "--version", "--launch"}
-    page = DOCS["troubleshooting"]
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9.-]*[a-z0-9]", page)) <= flags
-    assert set(re.findall(r"`understudy ([a-z]+)", page)) <= main.COMMANDS.keys()

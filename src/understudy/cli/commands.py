@@ -122,7 +122,7 @@ GUESSES = {
     **dict.fromkeys(("finetune", "fine-tune", "fit", "run"), "understudy train [FILE], with --init-from POLICY"),
     "continue": "understudy resume RUN",
     **dict.fromkeys(("infer", "inference", "predict", "deploy", "act", "server"), _SERVE),
-    **dict.fromkeys(("teleop", "teleoperate", "collect"), "a tool of your robot; understudy record simulates one"),
+    **dict.fromkeys(("teleop", "teleoperate", "collect"), "a tool of your robot; simulated, understudy record"),
     **dict.fromkeys(("explain", "diagnose", "debug"), "understudy why TRACE"),
     **dict.fromkeys(("benchmark", "perf", "speed"), "understudy bench PATH"),
 }

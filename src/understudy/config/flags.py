@@ -21,6 +21,7 @@ from understudy.config.foreign import FOREIGN, equivalent
 from understudy.config.help import flag_of, item_class, members, negation_of, takes_many
 from understudy.config.schema import validate, validate_new
 from understudy.errors import ConfigError
+from understudy.optional_packages import MissingExtraError
 from understudy.policies.own_code.types import is_code, name_by_hand, pin
 from understudy.policies.registry import BUILT_IN, PolicySettings, policy_type
 from understudy.records import Record
@@ -89,6 +90,9 @@ def read_flags(cls: type, words: Sequence[str], content: Record, where: object =
         config = check(cls, line.content, flags=line.paths)
     except ConfigError as error:
         line.errors.append(str(error))
+    except MissingExtraError:
+        if not line.errors:
+            raise
     if line.errors:
         raise ConfigError("; ".join(line.errors))
     return config
@@ -194,6 +198,9 @@ class _Line:
         name, trains = flag.lstrip("-").replace("_", "-"), TRAINS in flags
         if trains and (ours := equivalent(name.removeprefix("no-"))):
             return f"{flag}: unknown setting; here it is {ours}"
+        if whole := self._mapping_of(name):
+            key = flag.lstrip("-")[len(whole.path) + 1 :]
+            return f"{flag}: unknown setting; a value of this mapping is given as {flag_of(whole.path)} {key} VALUE"
         if "--policy.type" in flags and (types := _types_with(name)):
             return f"{flag}: a setting of the policy types {', '.join(types)}: add --policy.type {types[0]}"
         foreign = [f"--{other}" for other in FOREIGN] if trains else []
@@ -203,6 +210,14 @@ class _Line:
         close = difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=0.65)
         close = close or [candidate for candidate in flags if candidate.rpartition(".")[2] == name][:1]
         return f"{flag}: unknown setting; " + (f"did you mean {close[0]}?" if close else "--help lists all")
+
+    def _mapping_of(self, name: str) -> Setting | None:
+        """Return the setting with names and values in which the unknown `name` would be one; None without."""
+        for setting in self.settings.values():
+            is_mapping = any(get_origin(member) is dict for member in members(setting.kind))
+            if is_mapping and name.startswith(setting.path.replace("_", "-") + "."):
+                return setting
+        return None
 
 
 def _is_flag(word: str) -> bool:
@@ -260,6 +275,7 @@ def _insert(content: dict[str, Any], path: str, value: Any) -> None:
 def _types_with(name: str) -> list[str]:
     """Return the built-in policy types that have the setting `policy.NAME`."""
     group, _, setting = name.partition(".")
+    setting = setting.partition(".")[0]
     if group != "policy" or setting == "type":
         return []
     types = {kind: fields(policy_type(kind).settings) for kind in BUILT_IN}

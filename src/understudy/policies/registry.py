@@ -29,6 +29,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -273,7 +274,6 @@ class PolicySettings:
         """Validate a field of this base class as the class that its `type` names."""
         if cls is not PolicySettings:
             return handler(source)
-        from pydantic import TypeAdapter
         from pydantic_core import PydanticCustomError, core_schema
 
         def check(value: Any) -> PolicySettings:
@@ -287,12 +287,20 @@ class PolicySettings:
             except ValueError as error:
                 raise PydanticCustomError("policy_type", "{reason}", {"reason": str(error)}) from error
             if not is_code(kind):
-                checked: PolicySettings = TypeAdapter(chosen).validate_python(dict(value))
+                checked: PolicySettings = _adapter(chosen).validate_python(dict(value))
                 return checked
             settings = {name: item for name, item in value.items() if name != "type"}
-            return replace(TypeAdapter(chosen).validate_python(settings), type=kind)
+            return replace(_adapter(chosen).validate_python(settings), type=kind)
 
         return core_schema.no_info_plain_validator_function(check)
+
+
+@cache
+def _adapter(cls: Any) -> Any:
+    """Return pydantic's check of a class of settings, which takes longer to make than to use."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
 
 
 @dataclass(frozen=True)

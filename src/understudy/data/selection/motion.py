@@ -51,7 +51,7 @@ def motion_keys(catalog: Catalog) -> list[str]:
     keys = named_motion(numeric)
     if not keys:
         message = "no column is named action or observation.state"
-        raise DatasetError(message, where=catalog.root, fix=f"name one with --key: {', '.join(numeric)}")
+        raise DatasetError(message, where=catalog.root, fix=f"name one with --keys: {', '.join(numeric)}")
     return keys
 
 

@@ -482,7 +482,7 @@ def schedule_settings(preset: Any, steps: int) -> dict[str, Any]:
             "decay_steps": min(steps, preset.num_decay_steps),
             "final_lr_ratio": preset.decay_lr / preset.peak_lr,
         }
-    raise ValueError(f"a run has no schedule {preset.type} of LeRobot; set --schedule")
+    raise ValueError(f"a run has no schedule {preset.type} of LeRobot; set --schedule.kind")
 
 
 def check_smolvla_start(config: LerobotSmolvlaConfig) -> None:
