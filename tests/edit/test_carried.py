@@ -55,6 +55,27 @@ def test_fields_that_do_not_stay_true_are_named(tmp_path: Path) -> None:
     assert all(f"  {line}" in lines for line in written.left_out)
 
 
+@pytest.mark.parametrize(
+    "name", ["discarded_episode_indices", "bad_episodes", "episodes", "num_frames", "duration_s", "valid_indices"]
+)
+def test_fields_that_list_or_count_episodes_are_named(tmp_path: Path, name: str) -> None:
+    """Episode 1 of the source is episode 0 of the output: a list of ids would name another one."""
+    source = _source(tmp_path / "source", **{name: [1]})
+    written = edit(source, tmp_path / "out", exclude_episodes=(0,))[""]
+    assert name not in _info(tmp_path / "out")
+    assert [line.split()[0] for line in written.left_out] == [name]
+
+
+@pytest.mark.parametrize("value", [float("nan"), {"a": [1, float("nan")]}])
+def test_a_field_with_nan_does_not_differ_from_itself(tmp_path: Path, value: Any) -> None:
+    source = _source(tmp_path / "source", offset=value, frame_rate=10, discarded_episode_indices=[])
+    written = edit(source, tmp_path / "out")[""]
+    assert written.left_out == []
+    info = _info(tmp_path / "out")
+    assert json.dumps(info["offset"]) == json.dumps(value)
+    assert (info["frame_rate"], info["discarded_episode_indices"]) == (10, [])
+
+
 def test_fields_in_which_sources_differ_are_named(tmp_path: Path) -> None:
     first, second = _source(tmp_path / "a"), _source(tmp_path / "b", license="mit", site="b")
     written = edit(first, second, tmp_path / "out")[""]

@@ -1,9 +1,12 @@
 """Facts of the sources that rows and videos do not hold: carried into the output where they stay true, or named.
 
 Carried are further fields of info.json, and further entries of its features, where all sources have them and agree.
-Counts, and facts about images of a camera that are resized, do not stay true. Files beside rows and videos are named.
+Counts and lists of episodes, and facts about images of a camera that are resized, do not stay true. Files beside rows
+and videos are named.
 """
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +30,8 @@ _FILES = (
     "published.json",
 )
 _FOLDERS = ("data", "videos", "meta", "images")
+_OF_EPISODES = re.compile(r"total|episode|(^|_)(num|count|counts|frames|rows|indices|duration|hours)(_|$)")
+"""Names of fields that count or list episodes or frames, which an output has others of, or numbers anew."""
 _MOST = 8  # names in a line
 
 
@@ -37,9 +42,9 @@ def carried_info(plan: Plan) -> tuple[dict[str, Any], list[str]]:
     carried, left_out = {}, []
     for name in names:
         values = [info[name] for info in infos if name in info]
-        if name.startswith("total_"):
+        if _OF_EPISODES.search(name.lower()) and any(value not in ([], {}, None) for value in values):
             left_out.append(f"{name} of info.json: left out, since episodes may differ")
-        elif len(values) < len(infos) or any(value != values[0] for value in values):
+        elif len(values) < len(infos) or _differ(values):
             left_out.append(f"{name} of info.json: left out, since the sources differ")
         else:
             carried[name] = values[0]
@@ -63,7 +68,7 @@ def carried_entries(plan: Plan, key: str) -> tuple[dict[str, Any], dict[str, Any
         agreed = {}
         for name in dict.fromkeys(name for part in parts for name in part):
             values = [part[name] for part in parts if name in part]
-            differ = len(values) < len(parts) or any(value != values[0] for value in values)
+            differ = len(values) < len(parts) or _differ(values)
             if resized or differ:
                 why = "the sources differ" if differ else "its images are resized"
                 left_out.append(f"{place}{name} of {key} in info.json: left out, since {why}")
@@ -82,6 +87,12 @@ def left_files(plan: Plan) -> list[str]:
             more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
             lines.append(f"{', '.join(names[:_MOST])}{more} of {source.root}: left out, copy what stays true")
     return lines
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    """Return whether values of JSON differ; NaN is equal to NaN."""
+    texts = {json.dumps(value, sort_keys=True) for value in values}
+    return len(texts) > 1
 
 
 def _used(plan: Plan) -> list[Catalog]:
