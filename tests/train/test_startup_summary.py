@@ -35,6 +35,7 @@ def test_startup_summary_notes_modes_cameras_and_sizes(tmp_path: Path, monkeypat
     config = mixed(sources, tmp_path / "r", mode="joint")
     _, _, _, _, *told = lines(config)
     assert told == [
+        "frame rates differ: 10 fps, 0.3 s a chunk, in wide, small; 20 fps, 0.15 s a chunk, in two",
         "tasks without validation episodes, 2 of 5: 'task 1', 'wait'; data.val_fraction takes more episodes, "
         "data.val_episodes chooses them",
         "joint trains the action loss on 2/3 of the samples",

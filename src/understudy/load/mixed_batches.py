@@ -17,7 +17,7 @@ Rows of batches, read for several batches at once: numpy's calls cost the same f
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -33,6 +33,21 @@ from understudy.load.images.planes import packed_shape
 
 _Declared: TypeAlias = tuple[np.dtype | str, int, tuple[int, ...]]
 """Of a key: dtype (or "video", "image", "missing", "text", "no declared number"), window length (0: none), shape."""
+
+
+class UnlikeSourcesError(ValueError):
+    """Several datasets of a mixture cannot share a batch with the first one.
+
+    Attributes:
+        problems: By number of such a dataset: the first difference, with a remedy.
+    """
+
+    def __init__(self, problems: Mapping[int, str]) -> None:
+        super().__init__("\n".join(problems.values()))
+        self.problems = dict(problems)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (UnlikeSourcesError, (self.problems,))
 
 
 @dataclass(frozen=True)
@@ -55,7 +70,8 @@ class Mixture:
         """The mixture of some datasets. Reads no data.
 
         Raises:
-            ValueError: two datasets differ in a way that no batch can combine; names both and a remedy.
+            ValueError: a dataset differs from the first in a way that no batch can combine; names both and a remedy. It
+                is an `UnlikeSourcesError` where several do.
         """
         missing = {
             c: frozenset(s for s, d in enumerate(datasets) if c in d.missing_cameras)
@@ -67,39 +83,7 @@ class Mixture:
         weighs_loss = any(d.frame_weights is not None and d.frame_weights.weighs_loss for d in datasets)
         if len(datasets) == 1:
             return cls({}, {}, missing, black, weighs_loss)
-        declared = [_declared(dataset) for dataset in datasets]
-        first = dict(declared[0])
-        dtypes: dict[str, np.dtype] = {
-            key: dtype for key, (dtype, _, _) in first.items() if isinstance(dtype, np.dtype)
-        }
-        widths: dict[str, int] = {}
-        for number, other in enumerate(declared[1:], 1):
-            names = f"sources 0 ({datasets[0].name}) and {number} ({datasets[number].name})"
-            if odd := sorted(first.keys() ^ other.keys()):
-                raise ValueError(
-                    f"{names} deliver different keys: {odd} only in one; select the same with keys=[...], give windows "
-                    "(delta_timestamps) for the same ones, and missing_cameras={camera: size} for a lacking camera"
-                )
-            for key, (dtype, window, shape) in other.items():
-                first_dtype, first_window, first_shape = first[key]
-                if window != first_window:
-                    problem = f"{key!r} has a window of {first_window} and of {window} in {names}"
-                    raise ValueError(f"{problem}: one batch needs one shape; give delta_timestamps of the same length")
-                if key in missing and "missing" in (first_dtype, dtype):
-                    first[key] = (dtype if first_dtype == "missing" else first_dtype), window, first_shape
-                    continue
-                if isinstance(first_dtype, str) or isinstance(dtype, str):
-                    if first_dtype != dtype:
-                        raise ValueError(f"{key!r} is {first_dtype} and {dtype} in {names}: leave it out with keys=")
-                    continue
-                if dtype.kind != dtypes[key].kind:
-                    raise ValueError(f"{key!r} is {first_dtype} and {dtype} in {names}: leave it out with keys=")
-                dtypes[key] = np.promote_types(dtypes[key], dtype)
-                if shape != first_shape:
-                    if dtype.kind != "f" or max(len(shape), len(first_shape)) > 1:
-                        problem = f"{key!r} is {first_dtype} {first_shape} and {dtype} {shape} in {names}"
-                        raise ValueError(f"{problem}: one batch needs one shape; leave it out with keys=[...]")
-                    widths[key] = max(widths.get(key, 1), *shape, *first_shape)
+        dtypes, widths = _common(datasets, missing)
         return cls({key: _torch(dtype) for key, dtype in dtypes.items()}, widths, missing, black, weighs_loss)
 
     def join(self, parts: Mapping[int, dict[str, Any]], source: np.ndarray) -> dict[str, Any]:
@@ -167,6 +151,62 @@ class Mixture:
             joined[places[s]] = padded
             real[places[s]] = vectors.shape[-1]
         return {key: joined, f"real_{key}_dim": real, f"{key}_dim_is_pad": torch.arange(width) >= real[:, None]}
+
+
+def _common(datasets: Sequence[EpisodeDataset], missing: Collection[str]) -> tuple[dict[str, np.dtype], dict[str, int]]:
+    """Common dtypes, and the widest widths where widths differ; `missing`: cameras that some datasets lack."""
+    declared = [_declared(dataset) for dataset in datasets]
+    first = dict(declared[0])
+    dtypes: dict[str, np.dtype] = {key: dtype for key, (dtype, _, _) in first.items() if isinstance(dtype, np.dtype)}
+    widths: dict[str, int] = {}
+    problems: dict[int, str] = {}
+    for number, other in enumerate(declared[1:], 1):
+        names = f"sources 0 ({datasets[0].name}) and {number} ({datasets[number].name})"
+        try:
+            _add(other, first, dtypes, widths, missing, names)
+        except ValueError as error:
+            problems[number] = str(error)
+    if len(problems) > 1:
+        raise UnlikeSourcesError(problems)
+    for problem in problems.values():
+        raise ValueError(problem)
+    return dtypes, widths
+
+
+def _add(
+    other: dict[str, _Declared],
+    first: dict[str, _Declared],
+    dtypes: dict[str, np.dtype],
+    widths: dict[str, int],
+    missing: Collection[str],
+    names: str,
+) -> None:
+    """Add what a further dataset declares to the common dtypes and widths. Raises ValueError where it cannot be."""
+    if odd := sorted(first.keys() ^ other.keys()):
+        raise ValueError(
+            f"{names} deliver different keys: {odd} only in one; select the same with keys=[...], give windows "
+            "(delta_timestamps) for the same ones, and missing_cameras={camera: size} for a lacking camera"
+        )
+    for key, (dtype, window, shape) in other.items():
+        first_dtype, first_window, first_shape = first[key]
+        if window != first_window:
+            problem = f"{key!r} has a window of {first_window} and of {window} in {names}"
+            raise ValueError(f"{problem}: one batch needs one shape; give delta_timestamps of the same length")
+        if key in missing and "missing" in (first_dtype, dtype):
+            first[key] = (dtype if first_dtype == "missing" else first_dtype), window, first_shape
+            continue
+        if isinstance(first_dtype, str) or isinstance(dtype, str):
+            if first_dtype != dtype:
+                raise ValueError(f"{key!r} is {first_dtype} and {dtype} in {names}: leave it out with keys=")
+            continue
+        if dtype.kind != dtypes[key].kind:
+            raise ValueError(f"{key!r} is {first_dtype} and {dtype} in {names}: leave it out with keys=")
+        if shape != first_shape:
+            if dtype.kind != "f" or max(len(shape), len(first_shape)) > 1:
+                problem = f"{key!r} is {first_dtype} {first_shape} and {dtype} {shape} in {names}"
+                raise ValueError(f"{problem}: one batch needs one shape; leave it out with keys=[...]")
+            widths[key] = max(widths.get(key, 1), *shape, *first_shape)
+        dtypes[key] = np.promote_types(dtypes[key], dtype)
 
 
 def _declared(dataset: EpisodeDataset) -> dict[str, _Declared]:

@@ -365,7 +365,7 @@ def _run(
         stack.enter_context(closing(PeakForecast(config, data, record["normalisation"], mesh)))
         state = init_train_state(config, data, record["normalisation"], mesh, weights, dtypes, check_files=True)
         if mesh.rank == 0:
-            summary = startup_summary(config, data, order, state.policy)
+            summary = startup_summary(config, data, order, state.policy, record["files"])
             lines = [*_precision_table(state), *describe_trainable(state), *summary]
             logger.info("\n".join(lines))
         saver = stack.enter_context(closing(Saver.of_run(run.checkpoints, config.checkpoint)))

@@ -20,6 +20,7 @@ from understudy.order import Order
 from understudy.policies.common.settings import DYNAMICS, FLOW, IMAGES, TRAINS
 from understudy.policies.policy import Policy
 from understudy.train.data.run_data import RunData
+from understudy.train.data.same_content import describe_copies, describe_rates
 from understudy.train.precision import align
 from understudy.train.state import TrainState
 
@@ -32,8 +33,16 @@ LOSS_NAMES = {FLOW: "action", DYNAMICS: "dynamics", IMAGES: "images"}
 """Loss term -> its name in messages."""
 
 
-def startup_summary(config: TrainConfig, data: RunData, order: Order, policy: Policy | None = None) -> list[str]:
+def startup_summary(
+    config: TrainConfig,
+    data: RunData,
+    order: Order,
+    policy: Policy | None = None,
+    files: Mapping[str, list[str] | None] | None = None,
+) -> list[str]:
     """Return the lines of the summary of the data; the policy names its loss terms and the modes that train them.
+
+    `files` are the digests of the sources' files in order.json: they show copies among the sources.
 
     The table has, per source, its frames, the share of its weight, its exact share, and the steps per epoch. Below it
     are shares that differ from their weights, notes on the selections (keep-ranges and their matches), losses that
@@ -42,6 +51,8 @@ def startup_summary(config: TrainConfig, data: RunData, order: Order, policy: Po
     """
     lines = [
         *_describe_sources(config, data, order),
+        *describe_rates(data, config.data.actions_per_chunk),
+        *describe_copies(data, files or {}),
         *_describe_weights(data),
         *_describe_lengths(config, data),
         *describe_defaults(config),

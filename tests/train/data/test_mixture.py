@@ -1,6 +1,8 @@
 """The sources of a run: listed in a file, all errors reported at once, opened, split and recognised."""
 
 import json
+import shutil
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,13 @@ from understudy.cli import main
 from understudy.config.data import SourceConfig
 from understudy.config.schema import complete, dump_yaml, load
 from understudy.config.train import DataConfig, TrainConfig
+from understudy.data.write.writer import EpisodeWriter
 from understudy.errors import ConfigError, DatasetError
 from understudy.load.loader import Loader
 from understudy.policies.common.settings import MODES
-from understudy.train.data.run_data import RunData, dataset_fingerprint, open_data
+from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, open_data
 from understudy.train.data.run_normalization import compute_normalization
+from understudy.train.data.same_content import describe_copies, describe_rates
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +65,7 @@ def test_source_errors_are_reported_with_paths(tmp_path: Path) -> None:
     for told in (
         "data.sources.0.weight: input should be greater than 0, not -1",
         "data.sources.1.wieght: unknown name; did you mean 'weight'?",
-        "data.sources.1.cameras: must be pairs as in `data.sources.1.cameras NAME TEXT OTHER TEXT`, not 3",
+        "data.sources.1.cameras: must be pairs as in `{NAME: TEXT, OTHER: TEXT}`, not 3",
         "data.sources.2.drop_n_first_frames: ",
         "data.sources.2.keep_rule: ",
         "mode: must be one of 'policy', 'forward_dynamics', 'inverse_dynamics', 'joint', or weights as in ",
@@ -198,6 +202,12 @@ def test_unknown_robots_get_their_own_head(sources: tuple[SourceConfig, ...]) ->
     assert said.heads == ("test_arm::joint",)  # as info.json says
 
 
+def pasted(lines: list[str], folder: Path) -> tuple[SourceConfig, ...]:
+    """The sources of a settings file with the end of a message."""
+    (folder / "pasted.yaml").write_text(textwrap.dedent("\n".join(lines[lines.index("  data:") :])))
+    return load(TrainConfig, folder / "pasted.yaml").data.sources
+
+
 def test_open_data_reports_errors_of_all_sources(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
     wide, two, small = sources
     with pytest.raises(DatasetError) as caught:
@@ -215,6 +225,7 @@ def test_open_data_reports_errors_of_all_sources(sources: tuple[SourceConfig, ..
         )
     lines = str(caught.value).splitlines()
     assert lines[0] == "9 of 10 sources cannot be used"
+    assert pasted(lines, tmp_path) == (wide,)
     told = {line.split(":")[0].removeprefix("  source "): line for line in lines[1:]}
     for name, words in {
         "nowhere": "no such folder",
@@ -228,6 +239,108 @@ def test_open_data_reports_errors_of_all_sources(sources: tuple[SourceConfig, ..
         "stateless": "it has no 'observation.state', which other sources have",
     }.items():
         assert words in told[name], told[name]
+
+
+def test_sources_to_paste_leave_out_bad_episodes_and_wrong_sources(
+    sources: tuple[SourceConfig, ...], tmp_path: Path
+) -> None:
+    """What the message shows opens, with all other settings as they are."""
+    wide, two, small = sources
+    shutil.copytree(small.root, tmp_path / "gap")
+    gone = sorted((tmp_path / "gap").rglob("*.mp4"))
+    assert gone
+    shutil.copytree(two.root, tmp_path / "old")
+    parts = write_parts(tmp_path / "parts")
+    sorted(parts.rglob("*.mp4"))[1].unlink()
+    given = (
+        replace(wide, name="wide", stats=str(tmp_path / "none.json")),
+        replace(two, name="broken", root=str(tmp_path / "old")),
+        SourceConfig(str(parts), "third", "joint", name="parts", weight=2, cameras={TOP: "observation.images.cam_0"}),
+        replace(small, name="small", val_fraction=0.0),
+    )
+    (tmp_path / "old/meta/info.json").write_text("{")
+    with pytest.raises(DatasetError) as caught:
+        opened(*given)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "2 of 4 sources cannot be used"
+    kept = pasted(lines, tmp_path)
+    assert kept == (given[0], replace(given[2], exclude_episodes=(1,)), given[3])
+    assert opened(*kept).names == ("wide", "parts", "small")
+    many = [replace(given[1], name=f"n{number}") for number in range(201)]
+    with pytest.raises(DatasetError) as caught:
+        opened(*many, given[3])
+    last = str(caught.value).splitlines()[-1]
+    assert last.split(": ")[-1] == " ".join(map(str, range(201)))
+
+
+def write_parts(root: Path) -> Path:
+    """Three episodes, each in files of its own."""
+    spec = Spec("v2.1", lengths=(7, 8, 9), action_dim=4, state_dim=5, cameras=("observation.images.cam_0",))
+    write_dataset(root, spec)
+    return root
+
+
+def test_all_sources_of_one_head_and_all_unlike_ones_are_named(
+    sources: tuple[SourceConfig, ...], tmp_path: Path
+) -> None:
+    """Robots of other widths under one control mode, and columns of other kinds."""
+    wide, two, _ = sources
+    others = [replace(two, robot_type="arm", name=f"arm{number}") for number in range(2)]
+    with pytest.raises(DatasetError) as caught:
+        opened(wide, *others)
+    told = str(caught.value)
+    assert told.splitlines()[0] == "2 of 3 sources cannot be used"
+    assert told.count("head 'arm::joint'") == 2
+    for name in ("whole", "numbers"):
+        features = {key: {"dtype": "int64", "shape": (2,)} for key in ("action", "observation.state")}
+        with EpisodeWriter(tmp_path / name, fps=10, features=features) as writer:
+            for _ in range(4):
+                for _ in range(6):
+                    writer.add_frame({key: np.arange(2) for key in features}, task="t")
+                writer.save_episode()
+    with pytest.raises(DatasetError) as caught:
+        opened(wide, *(SourceConfig(str(tmp_path / name), name=name, weight=1) for name in ("whole", "numbers")))
+    told = str(caught.value)
+    assert told.splitlines()[0] == "2 of 3 sources cannot be used"
+    assert "source whole" in told
+    assert "source numbers" in told
+
+
+def test_one_source_tells_all_of_its_mistakes(sources: tuple[SourceConfig, ...]) -> None:
+    wrong = replace(sources[0], val_episodes=(99,), delta_action_dims=(7,))
+    with pytest.raises(DatasetError) as caught:
+        opened(wrong, *sources[1:])
+    assert all(word in caught.value.what for word in ("episode 99", "delta_action_dims: 7"))
+
+
+def test_copies_and_rates_are_a_line(many: Path, tmp_path: Path) -> None:
+    """The same files behind a link, or copied; parts of one dataset, and other recordings, are none."""
+    (tmp_path / "link").symlink_to(many)
+    shutil.copytree(many, tmp_path / "copy")
+    write_dataset(tmp_path / "other", Spec(lengths=(5, 3, 6, 4), cameras=(), fps=20))
+    one = SourceConfig(str(many), name="one", val_episodes=(1,))
+
+    def copies(*others: SourceConfig) -> list[str]:
+        data = opened(one, *others)
+        return describe_copies(data, file_digests(data))
+
+    for root in ("link", "copy"):
+        same = replace(one, name="same", root=str(tmp_path / root))
+        (line,) = copies(same)
+        assert "one, same" in line
+        assert "9 episodes" in line
+    (line,) = copies(replace(one, name="same", root=str(tmp_path / "copy"), val_episodes=(2,)))
+    assert "8 episodes" in line
+    assert "2 validation episodes" in line
+    first = replace(one, episodes=(0, 1, 2, 3))
+    rest = replace(first, name="rest", episodes=(4, 5, 6, 7), val_episodes=(5,))
+    data = opened(first, rest)
+    assert not describe_copies(data, file_digests(data))
+    assert not copies(SourceConfig(str(tmp_path / "other"), name="other"))
+    (line,) = describe_rates(opened(one, SourceConfig(str(tmp_path / "other"), name="other")), 8)
+    assert "10 fps, 0.8 s a chunk, in one" in line
+    assert "20 fps, 0.4 s a chunk, in other" in line
+    assert not describe_rates(data, 8)
 
 
 def test_open_data_reports_source_errors_before_missing_cameras(

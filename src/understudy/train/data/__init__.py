@@ -1,6 +1,8 @@
 """The data of a run.
 
 run_data               all sources, the order over them, their loader and prompts
+source_faults          the errors of all sources as one, with the settings that leave them out
+same_content           copies among the sources, and other frame rates
 sources                one source, split into training and validation episodes
 run_normalization      the normalization of a run: computed from its episodes, or given
 dimension_modes        the setting data.normalize by the names of dimensions

@@ -7,7 +7,7 @@ sources are reported at once.
 import hashlib
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
@@ -32,7 +32,7 @@ from understudy.errors import ConfigError, DatasetError, SourceError
 from understudy.load.choose_order import choose_order
 from understudy.load.instructions import split_task
 from understudy.load.loader import Batch, Loader
-from understudy.load.mixed_batches import Mixture
+from understudy.load.mixed_batches import Mixture, UnlikeSourcesError
 from understudy.order import Order
 from understudy.policies.registry import policy_type
 from understudy.prompt_metadata import FORMAT, add_metadata
@@ -40,6 +40,7 @@ from understudy.records import Record
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.augment_batch import apply_augmentation
 from understudy.train.data.fingerprint import digest_files
+from understudy.train.data.source_faults import check_heads, join_errors
 from understudy.train.data.sources import (
     RecordedSources,
     Source,
@@ -208,8 +209,9 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
     of = (*range(len(names)), *(entry["of"] for entry in added))
     names, configs = (*names, *(entry["name"] for entry in added)), tuple(configs[number] for number in of)
     opened = _open_sources(data, names, configs, entries, wrong)
+    leave_out = dict(zip(names, data.sources)) if recorded is None else {}  # a run keeps the sources that it has
     if not (sources := [source for source in opened if source is not None]):
-        raise join_errors(wrong, len(names))
+        raise join_errors(wrong, len(names), leave_out)
     try:
         cameras = _cameras(data.cameras, sources)
         recorded_images = recorded_sizes(sources, cameras)
@@ -217,7 +219,7 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
         policy = config.policy.fitted(image_sizes)
         size, sizes = common_image_size(sources, recorded_images, policy.network_size, policy.resize())
     except DatasetError as error:  # the source with that camera may be one of the wrong ones
-        raise (join_errors(wrong, len(names)) if wrong else error) from None
+        raise (join_errors(wrong, len(names), leave_out) if wrong else error) from None
 
     def split(number: int) -> SourceSplit:
         source = opened[number]
@@ -226,11 +228,12 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
 
     splits = [part for part in for_each_source(names, split, wrong) if part is not None]
     _check_states(names, opened, wrong)
+    check_heads([names[owner] for owner in of], opened, wrong)
     if wrong:
-        raise join_errors(wrong, len(names))
+        raise join_errors(wrong, len(names), leave_out)
     training, apart = tuple(part.training for part in splits), tuple(part.validation for part in splits)
     check_disjoint(names, training, apart)
-    _check_together(data, training)
+    _check_together(data, names, training, leave_out)
     heads = tuple(sorted(set(head_names := [source.head(names[owner]) for owner, source in zip(of, sources)])))
     return RunData(
         names=names,
@@ -297,7 +300,12 @@ def _check_states(names: Sequence[str], opened: Sequence[Source | None], wrong: 
             wrong.setdefault(name, DatasetError(f"it has no {STATE!r}, which other sources have", fix=fix))
 
 
-def _check_together(data: DataConfig, training: Sequence[EpisodeDataset]) -> None:
+def _check_together(
+    data: DataConfig,
+    names: Sequence[str],
+    training: Sequence[EpisodeDataset],
+    leave_out: Mapping[str, SourceConfig],
+) -> None:
     """Raise DatasetError for metadata that no source has, and for sources that cannot share a batch."""
     check_prompt_metadata(data.prompt_metadata, training)
     if all(part.returns is not None and not part.returns.known for part in training):
@@ -305,6 +313,9 @@ def _check_together(data: DataConfig, training: Sequence[EpisodeDataset]) -> Non
         raise DatasetError("no return is known: all episodes lack an outcome", where=training[0].catalog.root, fix=fix)
     try:
         Mixture.from_datasets(training)
+    except UnlikeSourcesError as error:
+        wrong = {names[number]: DatasetError(problem) for number, problem in error.problems.items()}
+        raise join_errors(wrong, len(names), leave_out) from error
     except ValueError as error:
         raise DatasetError(str(error)) from error
 
@@ -342,21 +353,11 @@ def for_each_source(
         if label not in wrong:
             try:
                 outcomes[-1] = work(number)
-            except SourceError:
-                raise  # a failed connection is not an error of the settings
             except DatasetError as error:
+                if isinstance(error, SourceError) and error.transient:
+                    raise  # a failed connection is not an error of the settings
                 wrong[label] = error
     return outcomes
-
-
-def join_errors(wrong: dict[str, DatasetError], count: int) -> DatasetError:
-    """Join the errors of sources, of `count` in all, into one."""
-    if count == 1:
-        return next(iter(wrong.values()))
-    lines = [f"source {label}: {error}" for label, error in wrong.items()]
-    if len(lines) == 1:
-        return DatasetError(lines[0])
-    return DatasetError("\n".join([f"{len(lines)} of {count} sources cannot be used", *(f"  {e}" for e in lines)]))
 
 
 def head_members(data: RunData, with_delta: bool = True) -> list[Member]:

@@ -32,7 +32,8 @@ from understudy.train.data.given_figures import (
     shared_heads,
     with_ranges,
 )
-from understudy.train.data.run_data import RunData, for_each_source, head_members, join_errors
+from understudy.train.data.run_data import RunData, for_each_source, head_members
+from understudy.train.data.source_faults import join_errors
 
 HeadStatistics = dict[str, dict[str, Statistics]]
 """Norm head -> key -> statistics."""

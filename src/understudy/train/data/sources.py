@@ -29,6 +29,28 @@ from understudy.storage.mapped_tables import share
 from understudy.video.color import ImageSize, Resize
 
 
+class BadEpisodesError(DatasetError):
+    """Episodes of a source of a mixture are incomplete.
+
+    Attributes:
+        settings: Lists of the source that leave them out.
+    """
+
+    def __init__(
+        self, what: str, *, where: object = None, fix: str = "", settings: Mapping[str, Sequence[int]]
+    ) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.settings: dict[str, Any] = {name: tuple(ids) for name, ids in settings.items()}
+
+    @classmethod
+    def of(cls, error: DatasetError, settings: Mapping[str, Sequence[int]]) -> "BadEpisodesError":
+        """Return an error with these settings."""
+        return cls(error.what, where=error.where, fix=error.fix, settings=settings)
+
+    def _fields(self) -> dict[str, object]:
+        return {**super()._fields(), "settings": self.settings}
+
+
 @dataclass(frozen=True)
 class Source:
     """A dataset that a policy can be trained on."""
@@ -70,10 +92,10 @@ def open_source(
     Raises:
         DatasetError: keys, episodes, dimensions or videos are missing, or an action or state is not a vector.
     """
-    _raise_first(_lost_cameras(config, catalog, cameras, recorded), catalog)
+    _raise_all(_lost_cameras(config, catalog, cameras, recorded), catalog)
     if (view := catalog.view) is not None:
         config = spell_out(config, view)
-        _raise_first(((f"with the view {view}, {line}", "") for line in config.problems()), catalog)
+        _raise_all(((f"with the view {view}, {line}", "") for line in config.problems()), catalog)
         catalog = replace(catalog, view=None)
     names = {ACTION: config.action} | ({STATE: config.state} if config.state else {}) | config.cameras
     catalog = replace(catalog, tasks=catalog.tasks[: (recorded or {}).get("tasks")])
@@ -88,7 +110,7 @@ def open_source(
         if key not in hidden
     }
     catalog = replace(catalog, features=features)
-    _raise_first(_mistakes(config, catalog), catalog)
+    _raise_all(_mistakes(config, catalog), catalog)
     keys = tuple(key for key in (ACTION, STATE) if key in features)
     return Source(config, catalog, keys, tuple(config.cameras) or tuple(_color_cameras(catalog)), view)
 
@@ -124,9 +146,14 @@ Mistakes = Iterator[tuple[str, str]]
 """Problems of a source, each with its remedy."""
 
 
-def _raise_first(mistakes: Mistakes, catalog: Catalog) -> None:
+def _raise_all(mistakes: Mistakes, catalog: Catalog) -> None:
+    problems: list[str] = []
+    fixes: dict[str, None] = {}
     for problem, fix in mistakes:
-        raise DatasetError(problem, where=catalog.root, fix=fix)
+        problems.append(problem)
+        fixes |= {fix: None} if fix else {}
+    if problems:
+        raise DatasetError("; ".join(problems), where=catalog.root, fix="; ".join(fixes))
 
 
 def _mistakes(config: SourceConfig, catalog: Catalog) -> Mistakes:
@@ -151,7 +178,8 @@ def _mistakes(config: SourceConfig, catalog: Catalog) -> Mistakes:
         return
     last = max(config.delta_action_dims)
     for key in (ACTION, STATE):
-        if key in features and last >= (width := features[key].value_shape[0]):
+        shape = features[key].value_shape if key in features else ()
+        if len(shape) == 1 and last >= (width := shape[0]):
             fix = "list the dimensions that are differences from the state"
             yield f"delta_action_dims: {last}: {key!r} has {width} dimensions, counted from 0", fix
     if STATE not in features:
@@ -224,7 +252,7 @@ def split_source(
     """
     settings, catalog = source.config, source.catalog
     own_cameras = [camera for camera in cameras if camera in source.cameras]
-    _raise_first(_unusable_features(config, source, own_cameras), catalog)
+    _raise_all(_unusable_features(config, source, own_cameras), catalog)
     options: dict[str, Any] = {
         "delta_timestamps": _windows(config, source, cameras),
         "keys": [*source.keys, *own_cameras],
@@ -237,7 +265,7 @@ def split_source(
     held, ids = recorded or {}, usable.episodes
     span, appended = (held.get("first", 0), held.get("last", int(catalog.episodes.ids[-1]))), "of" in held
     ids = ids[slice(*np.searchsorted(ids, [span[0], span[1] + 1]).tolist())]
-    _raise_first(_lost_episodes(held, ids), catalog)
+    _raise_all(_lost_episodes(held, ids), catalog)
     before = None if appended and "skipped" not in held else recorded
     skipped, notes = skip_incomplete(settings, catalog, ids, own_cameras, source.keys, config.data, before, check_files)
     trained, validated = _split_episodes(config, source, ids, np.array(skipped, np.int64), appended)
@@ -403,15 +431,20 @@ def common_image_size(
         DatasetError: images that are not video would need resizing, which the loader does not do.
     """
     if len(sources) > 1 and any(len(camera_sizes) > 1 or None in camera_sizes for camera_sizes in sizes.values()):
+        fix = "leave the camera out with data.cameras, or record it as video"
+        fix = fix if resize else "set policy.image_size to its size, or " + fix
+        stored: dict[str, str] = {}
         for source in sources:
+            features = source.catalog.features
             for camera in source.cameras:
-                feature = source.catalog.features[camera]
-                if camera in sizes and not feature.is_video and feature.size != seen:
-                    problem = f"{camera!r} is stored in the rows, where images are not resized, and images of other "
-                    problem += "sources have another size"
-                    fix = "leave the camera out with data.cameras, or record it as video"
-                    fix = fix if resize else "set policy.image_size to its size, or " + fix
-                    raise DatasetError(problem, where=source.catalog.root, fix=fix)
+                if camera in sizes and not features[camera].is_video and features[camera].size != seen:
+                    stored.setdefault(source.catalog.root, camera)
+        if stored:
+            problem = f"{next(iter(stored.values()))!r} is stored in the rows, where images are not resized, and "
+            problem += "images of other sources have another size"
+            others = [f"{root} ({camera})" for root, camera in stored.items()][1:]
+            problem += f"; the same holds for {', '.join(others)}" * bool(others)
+            raise DatasetError(problem, where=next(iter(stored)), fix=fix)
         return seen if resize is None else ImageSize(seen, resize), dict.fromkeys(sizes, seen)
     return None, {camera: size for camera, camera_sizes in sizes.items() for size in camera_sizes if size is not None}
 
@@ -480,7 +513,9 @@ def skip_incomplete(
         raise DatasetError(problem, where=catalog.root, fix="restore the files")
     if skips:
         return tuple(bad), (f"{problem}: skipped {_list(bad)}",)
-    raise DatasetError(f"{problem}: {_list(bad)}", where=catalog.root, fix=_fix(source, bad, bool(data.sources)))
+    lists = _lists_without(source, bad)
+    error = DatasetError(f"{problem}: {_list(bad)}", where=catalog.root, fix=_fix(lists, bool(data.sources)))
+    raise BadEpisodesError.of(error, lists) if data.sources else error
 
 
 def _are(ids: Sequence[int]) -> str:
@@ -499,14 +534,19 @@ def _why(gaps: Sequence[MissingFiles]) -> str:
     return "; ".join(gap.line for gap in gaps[:_MAX_REASONS]) + more
 
 
-def _fix(source: SourceConfig, episodes: Sequence[int], in_file: bool) -> str:
-    """Settings that skip these episodes, ready to paste. An excluded id is removed from the other lists."""
+def _lists_without(source: SourceConfig, episodes: Sequence[int]) -> dict[str, list[int]]:
+    """Settings that skip these episodes. An excluded id is removed from the other lists."""
     gone = set(episodes)
     lists = {"exclude_episodes": sorted({*source.exclude_episodes, *gone})}
     if source.episodes:
         lists = {"episodes": [i for i in source.episodes if i not in gone]}
     if gone & set(source.val_episodes):
         lists["val_episodes"] = [i for i in source.val_episodes if i not in gone]
+    return lists
+
+
+def _fix(lists: Mapping[str, Sequence[int]], in_file: bool) -> str:
+    """Settings that skip bad episodes, ready to paste."""
     if any(len(ids) > _MAX_LISTED for ids in lists.values()):
         ready = "too many to list"
     elif in_file:
