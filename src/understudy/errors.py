@@ -1,10 +1,14 @@
-"""Errors that users see. `UnderstudyError` is the base of all of them."""
+"""Errors that users see, and addresses of pages for their messages. `UnderstudyError` is the base of all errors."""
 
+import re
 import sys
 from typing import Self, TypeVar
 
 from understudy.credentials import redact
 from understudy.records import Record
+
+DOCUMENTATION = "https://github.com/understudy-robotics/understudy/tree/main/docs"
+"""Folder of the pages: `Documentation` in the metadata of the package."""
 
 
 class UnderstudyError(Exception):
@@ -127,3 +131,13 @@ def summarize(error: BaseException) -> str:
 
 def _rebuild(kind: type[_Error], fields: Record) -> _Error:
     return kind(**fields)
+
+
+def page(name: str) -> str:
+    """Return the address of a page, as in `page("policies.md")`."""
+    return f"{DOCUMENTATION}/{name}"
+
+
+def with_addresses(text: str) -> str:
+    """Return a docstring with the addresses of the pages that it names as files of this repository."""
+    return re.sub(r"(?<![\w/])docs/(?=\w+\.md\b)", f"{DOCUMENTATION}/", text)

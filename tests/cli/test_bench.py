@@ -24,7 +24,7 @@ from understudy.cli.bench.machine_load import doubt
 from understudy.cli.bench.measure import Round, Setting, Trial, default_seconds, median_round
 from understudy.cli.bench.ranks import format_ranks
 from understudy.cores import available_cores
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, page
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 FAST = {"seconds": 0.05, "rounds": 1, "batch_size": 8, "chunk_size": 4}
@@ -253,13 +253,13 @@ def test_tiny_datasets_are_measured_for_less_time(frames: int, seconds: float) -
 
 @pytest.mark.long
 def test_glossary_explains_the_terms_of_the_output(root: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/glossary.md").read_text()
+    glossary = (Path(__file__).parents[2] / "docs/glossary.md").read_text()
     printed = format_figures(measure(BenchConfig(path=str(root), **FAST)))
-    assert "docs/glossary.md" in printed
+    assert page("glossary.md") in printed
     names = re.findall(r"(?<=  )(?:of \w+|[a-zA-Z]+ ?/?[a-z]*/[a-z]+)", printed.splitlines()[0])
     names += re.findall(r"^(decode limit|strictest|delivered|work|plan)\b", printed, flags=re.MULTILINE)
     assert len(names) > 7
-    assert [name for name in names if name not in page] == []
+    assert [name for name in names if name not in glossary] == []
 
 
 def test_median_round() -> None:

@@ -12,7 +12,7 @@ from understudy.config import help
 from understudy.config.files import SUFFIXES, read_file
 from understudy.config.flags import chosen_type, list_settings, read_flags, trust_named_code
 from understudy.config.schema import complete, plain
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, with_addresses
 from understudy.optional_packages import MissingExtraError
 
 
@@ -33,7 +33,7 @@ def settings(name: str, cls: type, argument: str, arguments: list[str], *, launc
     content, file, words = dict[str, Any](), None, list(arguments)
     new, helped = name != "resume", bool({"-h", "--help"} & set(arguments))
     program = f"understudy {name}"
-    about = inspect.cleandoc(cls.__doc__ or "")
+    about = with_addresses(inspect.cleandoc(cls.__doc__ or ""))
     trust_named_code(words)
     if not new and words and not words[0].startswith("-"):
         from understudy.train.checkpoint.run_dir import resumed_settings

@@ -1,10 +1,12 @@
 """Texts of the help: examples of each command, flags of all, and the most used settings."""
 
+from understudy.errors import page
+
 GENERAL = [
     ("-h, --help", "Show this help."),
     ("--print-config", "Print the complete settings as YAML, and do nothing else."),
     ("--debug", "Show the traceback of an error."),
-    ("--policy-code FILE", "Python file of a policy whose type is code of its own (docs/policies.md)."),
+    ("--policy-code FILE", f"Python file of a policy whose type is code of its own ({page('policies.md')})."),
 ]
 """Flags of every command."""
 LAUNCH = (

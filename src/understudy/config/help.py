@@ -18,6 +18,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from understudy.config.declare import POSITIONAL
+from understudy.errors import with_addresses
 from understudy.policies.registry import PolicySettings, type_names
 
 COLUMN = 30
@@ -96,7 +97,7 @@ def groups(cls: type, default: Any = None, name: str = "") -> Iterator[Group]:
                 kind = Literal[tuple(type_names())]
                 text = f"{text} The settings of another one: --{prefix}type NAME --help."
             plain.append(Setting(f"{prefix}{setting.name}", kind, text, value, positional))
-    yield Group(name, " ".join(inspect.cleandoc(cls.__doc__ or "").split()), plain)
+    yield Group(name, with_addresses(" ".join(inspect.cleandoc(cls.__doc__ or "").split())), plain)
     for kind, value, path in inner:
         yield from groups(kind, value, path)
 
@@ -122,7 +123,8 @@ def format_rows(rows: Sequence[tuple[str, str]]) -> str:
     """Format names and meanings in two columns."""
     lines = []
     for name, text in rows:
-        wrapped = textwrap.wrap(text, max(30, _width() - COLUMN), break_on_hyphens=False) or [""]
+        width = max(30, _width() - COLUMN)
+        wrapped = textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False) or [""]
         first = f"  {name}"
         if len(first) > COLUMN - 2:
             lines.append(first)
@@ -261,14 +263,15 @@ def _texts(cls: type) -> dict[str, str]:
         for node, doc in pairwise(body):
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(doc, ast.Expr):
                 text = getattr(doc.value, "value", None)
-                texts |= {node.target.id: " ".join(text.split())} if isinstance(text, str) else {}
+                texts |= {node.target.id: with_addresses(" ".join(text.split()))} if isinstance(text, str) else {}
     return texts
 
 
 def wrap(text: str) -> str:
     """Break the lines of each paragraph at the width of the terminal."""
     parts = text.strip().split("\n\n")
-    return "\n\n".join("\n".join(textwrap.wrap(part, _width(), break_on_hyphens=False)) for part in parts)
+    lines = [textwrap.wrap(part, _width(), break_on_hyphens=False, break_long_words=False) for part in parts]
+    return "\n\n".join(map("\n".join, lines))
 
 
 def _width() -> int:

@@ -22,7 +22,7 @@ from understudy.distributed.activation_checkpoint import apply_activation_checkp
 from understudy.distributed.compile import attention_kernels, compile_blocks
 from understudy.distributed.fill_weights import ReadRows, RowsAsTensors, fill, materialise, to_device_or_meta
 from understudy.distributed.mesh import Mesh, shard
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, page
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lora import add_adapters
 from understudy.optim.lr_schedule import lr_factor
@@ -217,7 +217,7 @@ def _build(config: TrainConfig, network: Any, normalization: Record) -> Policy:
         )
     if missing := policy.missing_hooks():
         raise ConfigError(
-            f"{type(policy).__name__} lacks {', '.join(missing)}, which each policy has (docs/policies.md)"
+            f"{type(policy).__name__} lacks {', '.join(missing)}, which each policy has ({page('policies.md')})"
         )
     if policy.scalar_losses:
         _check_scalar_losses(config)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from understudy.bytesize import parse_bytes
 from understudy.config.declare import Gt, Interval, Positional
 from understudy.config.limits import LOADER_THREADS, too_many
+from understudy.errors import page
 from understudy.process_rank import find_rank
 from understudy.progress import Progress
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from understudy.cli.bench.measure import Round, Setting
 
 
-GLOSSARY = "docs/glossary.md explains them"
+GLOSSARY = f"{page('glossary.md')} explains them"
 
 
 @dataclass(frozen=True)

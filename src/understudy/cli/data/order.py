@@ -17,7 +17,7 @@ import numpy as np
 from understudy.bytesize import parse_bytes
 from understudy.config.declare import Ge, Interval, Positional
 from understudy.cores import MOST_LOADER_THREADS
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, page
 
 if TYPE_CHECKING:
     from understudy.load.choose_order import OrderChoice
@@ -205,7 +205,7 @@ def render_choice(choice: "OrderChoice", tables: Sequence[Table], config: Explai
     notes = (
         f"Chosen for {config.memory} of memory in each of {config.world_size} ranks. CPU: multiple of decoding each "
         "image in a row, the mean of an epoch in which nothing is decoded yet. Of the orders up to 1.25, the one with "
-        "the least deff over 8 batches is taken. deff is an estimate. Terms: docs/glossary.md."
+        f"the least deff over 8 batches is taken. deff is an estimate. Terms: {page('glossary.md')}"
     )
     return "\n".join([*lines, "", fill(notes, 118), *([fill(choice.advice, 118)] if choice.advice else []), ""])
 

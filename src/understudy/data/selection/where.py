@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
-from understudy.errors import DatasetError
+from understudy.errors import DatasetError, page
 from understudy.records import Record
 
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
@@ -168,7 +168,7 @@ def matching_rows(catalog: Catalog, text: str) -> np.ndarray:
         if name not in valid_names:
             hint = f"there are {', '.join(valid_names)}; `edit --metadata` adds others"
             if name in catalog.features:
-                hint = "it is a feature of frames: select them with frame_weights (docs/frame_weights.md)"
+                hint = f"it is a feature of frames: select them with frame_weights ({page('frame_weights.md')})"
             elif near := get_close_matches(name, valid_names, n=1):
                 hint = f"did you mean {near[0]!r}?"
             raise DatasetError(f"where names {name!r}, which no episode has", where=catalog.root, fix=hint)

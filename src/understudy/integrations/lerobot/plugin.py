@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from understudy.data.dataset import EpisodeDataset
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, page
 from understudy.load.loader import Loader
 from understudy.load.order_rows import Span, order_facts, rows_of
 from understudy.order import Order
@@ -68,8 +68,8 @@ def install(script: ModuleType) -> None:
         return
     if missing := [name for name in _NEEDED if not hasattr(script, name)]:
         raise ImportError(
-            f"{script.__name__} has no {missing[0]}: the plugin fits LeRobot 0.6.1; write the lines of docs/loading.md "
-            "into a copy of the script instead"
+            f"{script.__name__} has no {missing[0]}: the plugin fits LeRobot 0.6.1; write the lines of "
+            f"{page('loading.md')} into a copy of the script instead"
         )
     run = _Run()
     script._understudy = run  # type: ignore[attr-defined]
