@@ -133,6 +133,10 @@ def format_plan(costs: "Plan", cards: Sequence[str]) -> str:
         f"{mode:<{width}}{size / 2**20:>12,.2f}{costs.peaks[mode] / 2**20:>12,.2f}"
         for mode, size in costs.activations.items()
     ]
+    lines += ["", f"{'on disk':<{width}}{'MiB':>12}"]
+    lines.append(f"{'a checkpoint':<{width}}{costs.checkpoint / 2**20:>12,.2f}  weights, moments and average")
+    note = "without moments" if costs.best else "none is kept"
+    lines.append(f"{'weights of the best validation':<{width}}{costs.best / 2**20:>12,.2f}  {note}")
     lines += ["", f"{'bytes per trained parameter':<{width}}{costs.bytes_per_parameter:>12.2f}"]
     lines.append(f"{'model GFLOP per sample':<{width}}{costs.flops_per_sample / 1e9:>12,.2f}  {FLOPS_NOTE}")
     if costs.tokens_per_sample is not None:

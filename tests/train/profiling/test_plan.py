@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib.util import find_spec
-from math import log2
+from math import log2, prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +21,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import understudy as us
 from support import jax_tree, pi05_policy
 from support.pi05 import SMALL
 from support.ranks import in_ranks
@@ -33,7 +35,7 @@ from understudy.cli.main import main
 from understudy.cli.plan import PlanConfig, format_speeds, steps_per_hour
 from understudy.config.lora import LoraConfig
 from understudy.config.schema import override
-from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig
+from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig, ValConfig
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.errors import ConfigError
 from understudy.policies.common.fast_tokenizer import FastTokenizer
@@ -443,6 +445,24 @@ def test_plan_gives_the_steps_of_an_hour_by_the_data_sheet(data: Path, capsys: p
     assert json.loads(capsys.readouterr().out)["steps_per_hour"] == {"A100": None}
     assert main([*words, "--gpu", "GTX 1080"]) == 2
     assert "A100" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ema", [NO_EMA, EMA], ids=["plain", "average"])
+def test_plan_knows_the_size_of_checkpoints(data: Path, tmp_path: Path, ema: OptimConfig) -> None:
+    changes: dict[str, Any] = {"steps": 2, "optim": ema, "val": ValConfig(every=1)}
+    config = override(settings(data, **changes), output_dir=str(tmp_path / "run"), data={"val_fraction": 0.4})
+    costs = plan(config)
+    folder = us.train(config) / "checkpoints"
+
+    def stored(pattern: str) -> int:
+        """Bytes of the floating-point tensors of a checkpoint."""
+        (path, *_) = folder.glob(pattern)
+        tensors = FileSystemReader(path).read_metadata().state_dict_metadata.values()
+        return sum(prod(tensor.size) * tensor.properties.dtype.itemsize for tensor in tensors if len(tensor.size) > 0)
+
+    assert stored("step-*") == pytest.approx(costs.checkpoint, rel=0.01)
+    assert stored("best-*") == pytest.approx(costs.best, rel=0.01)
+    assert plan(override(config, checkpoint={"keep_best": "none"})).best == 0
 
 
 @pytest.mark.parametrize("policy", [LARGER, TINY], ids=["flow", "pi05"])

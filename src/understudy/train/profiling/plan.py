@@ -91,6 +91,11 @@ class Plan:
     """Samples of a forward pass."""
     cards: tuple[Card, ...]
     """The run on each card, in the given order."""
+    checkpoint: int
+    """Bytes of a checkpoint on disk: trained weights, moments and average in float32. The ranks together copy as many
+    into the memory of their hosts while it is saved."""
+    best: int
+    """Bytes of the weights of the best validation, without moments; 0 where the run keeps none."""
     parameters: int
     """Number of weights of the whole network."""
     trained: int
@@ -181,6 +186,8 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", cards: 
         largest = [largest_batch(lambda n: at(n, planned).memory["peak"], limit, most, size) for limit in limits]
         progress.update(total - progress.n)
     state = sum(shapes.memory[name] for name in ("parameters", "gradients", "optimizer state"))
+    weights = shapes.trained * torch.float32.itemsize
+    keeps_best = config.checkpoint.keep_best != "none" and config.val.every > 0
     return Plan(
         memory=shapes.memory,
         activations={mode: memory["activations"] for mode, memory in by_mode.items()},
@@ -189,6 +196,8 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", cards: 
         average_if_kept=shapes.memory["average"] or shapes.trained_here * torch.float32.itemsize,
         micro_batch_size=size,
         cards=tuple(map(Card, limits, largest)),
+        checkpoint=weights * (3 if config.optim.ema.decay is None else 4),
+        best=weights if keeps_best else 0,
         parameters=shapes.parameters,
         trained=shapes.trained,
         bytes_per_parameter=state / max(1, shapes.trained_here),
