@@ -283,7 +283,7 @@ class PolicySettings:
                 raise PydanticCustomError("policy", "expected settings of a policy")
             try:
                 kind = pin(stored_type(value))
-                chosen = cls.select({"type": kind})
+                chosen: Any = cls.select({"type": kind})
             except ValueError as error:
                 raise PydanticCustomError("policy_type", "{reason}", {"reason": str(error)}) from error
             if not is_code(kind):
