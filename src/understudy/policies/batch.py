@@ -41,9 +41,17 @@ def check_image(name: str, image: Tensor, shape: tuple[int | None, ...]) -> None
 
 
 def from_present(batch: Batch, config: Any) -> dict[str, Any]:
-    """Return a batch whose actions begin at the present: without those before it that a policy trains on."""
+    """Return a batch as `act` takes it: without the past actions and the future that a policy only trains on.
+
+    Future states and images that a task mode gives remain: `act` in such a mode may read them.
+    """
     keys = [key for key in (ACTION, f"{ACTION}_is_pad") if key in batch and config.past_actions]
-    return {**batch, **{key: batch[key][:, config.past_actions :] for key in keys}}
+    present = {**batch, **{key: batch[key][:, config.past_actions :] for key in keys}}
+    for key in () if config.future else config.windows(config.chunk, config.cameras):
+        if key in present and present[key].ndim == (3 if key == STATE else 5):  # `preprocess` may have done it
+            present[key] = present[key][:, 0]
+        present.pop(f"{key}_is_pad", None)
+    return present
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

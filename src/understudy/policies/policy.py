@@ -40,8 +40,9 @@ class Policy(nn.Module):
     out. Batch and actions are in the robot's units; `normalizer` normalizes them.
 
     A batch has the keys of `input_keys`: each camera uint8 [B, 3, H, W], `observation.state` [B, S], `task` B strings.
-    For training it also has `action` [B, T, A] and `action_is_pad` bool [B, T]. Where robots differ, it has `head`
-    int64 [B], `<key>_dim_is_pad` bool [B, dim] and `<camera>_is_missing` bool [B].
+    For training it also has `action` [B, T, A] and `action_is_pad` bool [B, T]. A key of `PolicySettings.windows` is
+    [B, N, ...] there, with `<key>_is_pad` bool [B, N]. Where robots differ, it has `head` int64 [B],
+    `<key>_dim_is_pad` bool [B, dim] and `<camera>_is_missing` bool [B].
     """
 
     forward_methods: ClassVar[tuple[str, ...]] = ("losses", "act")

@@ -157,6 +157,22 @@ class PolicySettings:
         """
         return ()
 
+    def windows(self, chunk: int, cameras: Sequence[str]) -> Mapping[str, Sequence[int]]:
+        """Return the frames that training and validation read of a state or a camera, by key, whatever the mode is.
+
+        `{STATE: range(chunk + 1)}` is the present state and the one after each action: `observation.state` of a batch
+        is then [B, 1 + T, S], and `observation.state_is_pad`, bool [B, 1 + T], is true behind the end of an episode. A
+        camera is [B, N, 3, H, W]. `act` has the present alone.
+
+        Args:
+            chunk: actions per chunk (T).
+            cameras: keys of the policy's cameras.
+
+        Returns:
+            Offsets in frames from the present, which is the first one, 0, ascending. Empty: the present of each key.
+        """
+        return {}
+
     @property
     def image_times(self) -> tuple[float, ...]:
         """Times of the frames of each camera that the policy sees, in seconds from the present, ascending, 0 last.

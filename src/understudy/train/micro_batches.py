@@ -215,12 +215,14 @@ def check_budget(policy: Policy, config: "TrainConfig", data: "RunData") -> None
 def largest_tokens(policy: Policy, config: "TrainConfig", data: "RunData") -> Sequence[int] | None:
     """Return the tokens of the largest possible sample of each source; None: the policy has no tokens."""
     rows, network = len(data.names), policy.config
-    past = (len(config.policy.state_times),) if config.policy.state_times else ()
+    windows = config.policy.windows(config.data.actions_per_chunk, data.cameras)
+    steps = config.policy.state_times or windows.get(STATE, ())
+    times = (len(steps),) if steps else ()
     batch: dict[str, Any] = {
         ACTION: torch.zeros(rows, config.data.actions_per_chunk, network.action_dim),
         f"{ACTION}_is_pad": torch.zeros(rows, config.data.actions_per_chunk, dtype=torch.bool),
-        STATE: torch.zeros(rows, *past, network.state_dim),
-        f"{STATE}_is_pad": torch.zeros(rows, *past, dtype=torch.bool),
+        STATE: torch.zeros(rows, *times, network.state_dim),
+        f"{STATE}_is_pad": torch.zeros(rows, *times, dtype=torch.bool),
         TASK: [""] * rows,
         "position": torch.arange(rows),
         "source": torch.arange(rows),

@@ -24,6 +24,7 @@ from understudy.errors import ConfigError
 from understudy.load.instructions import draw_instructions
 from understudy.load.validation_data import prefetch_chunks, sample_identity
 from understudy.parts import Lost, Part, Workers
+from understudy.policies.batch import from_present
 from understudy.policies.policy import Policy, load
 from understudy.progress import Progress
 from understudy.records import Record
@@ -55,7 +56,8 @@ class ValueFunction:
     def read(self, part: slice) -> dict[str, Any]:
         """Read frames in the form of the network."""
         episodes, frames = self.dataset.locate(np.arange(part.start, part.stop))
-        batch, config = self.dataset.batch(episodes, frames), self.policy.config
+        config = self.policy.config
+        batch = from_present(self.dataset.batch(episodes, frames), config)
         batch[TASK] = draw_instructions(
             batch[TASK], self.source["task_separator"], 0, sample_identity(episodes, frames)
         )

@@ -23,9 +23,9 @@ from understudy.data.selection.select import Selection, common, difference, spli
 from understudy.data.selection.where import matching_rows
 from understudy.data.stats.norm_heads import head_name
 from understudy.errors import DatasetError
-from understudy.policies.observation_history import seen_times
 from understudy.records import Record
 from understudy.storage.mapped_tables import share
+from understudy.train.data.sample_windows import sample_windows
 from understudy.video.color import ImageSize, Resize
 
 
@@ -249,12 +249,13 @@ def split_source(
 
     Raises:
         DatasetError: images are not RGB, the selection is empty, episodes cannot be split, or files are missing.
+        ConfigError: the policy asks for windows that the run cannot have.
     """
     settings, catalog = source.config, source.catalog
     own_cameras = [camera for camera in cameras if camera in source.cameras]
     _raise_all(_unusable_features(config, source, own_cameras), catalog)
     options: dict[str, Any] = {
-        "delta_timestamps": _windows(config, source, cameras),
+        "delta_timestamps": sample_windows(config, catalog.fps, cameras, STATE in source.keys),
         "keys": [*source.keys, *own_cameras],
         "missing_cameras": {camera: sizes[camera] for camera in cameras if camera not in own_cameras},
         "name": name,
@@ -330,20 +331,6 @@ def _unusable_features(config: TrainConfig, source: Source, cameras: Sequence[st
         if len(lost := difference(np.array(settings.val_episodes, np.int64), ids)):
             problem = f"where is {settings.where!r}, which does not hold for episode {lost[0]} of val_episodes"
             yield problem, "take it out of val_episodes"
-
-
-def _windows(config: TrainConfig, source: Source, cameras: Sequence[str]) -> dict[str, list[float]]:
-    """Times of the steps of a sample, in seconds from its frame, by key."""
-    fps, chunk = source.catalog.fps, config.data.actions_per_chunk
-    steps = [i / fps for i in range(chunk + 1)]
-    past = [-i / fps for i in range(config.policy.past_actions, 0, -1)]
-    windows = {ACTION: [*past, *steps[:-1]]} | ({STATE: steps} if config.learns_dynamics() else {})
-    image_times, state_times = seen_times(config.policy, fps)
-    windows |= {camera: list(image_times) for camera in cameras if image_times}
-    windows |= {STATE: list(state_times)} if state_times and STATE in source.keys else {}
-    if config.learns_dynamics() and (ahead := config.policy.images_ahead(chunk)):
-        windows |= {camera: [0.0, *(steps[frames] for frames in ahead)] for camera in cameras}
-    return windows
 
 
 def _split_episodes(

@@ -1,0 +1,93 @@
+"""The windows of a run's samples: the chunk of actions, and what the policy, its history or a mode reads besides."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+from understudy.batch_keys import ACTION, STATE
+from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError
+from understudy.policies.observation_history import seen_times
+
+FARTHEST = 2**16
+"""Largest offset of a window in frames, as the longest chunk."""
+
+
+def sample_windows(config: TrainConfig, fps: float, cameras: Sequence[str], has_state: bool) -> dict[str, list[float]]:
+    """Return the times of the steps of a sample, in seconds from its frame, by key.
+
+    Args:
+        config: settings of the run.
+        fps: frames per second of the source.
+        cameras: the policy's cameras.
+        has_state: whether the source has a state.
+
+    Raises:
+        ConfigError: `PolicySettings.windows` names no key of the run, or offsets that are not from 0 on.
+    """
+    chunk = config.data.actions_per_chunk
+    ahead = _own_windows(config, cameras, has_state)
+    steps = [i / fps for i in range(chunk + 1)]
+    past = [-i / fps for i in range(config.policy.past_actions, 0, -1)]
+    windows = {ACTION: [*past, *steps[:-1]]}
+    windows |= {key: [frames / fps for frames in offsets] for key, offsets in ahead.items()}
+    windows |= {STATE: steps} if config.learns_dynamics() else {}
+    image_times, state_times = seen_times(config.policy, fps)
+    windows |= {camera: list(image_times) for camera in cameras if image_times}
+    windows |= {STATE: list(state_times)} if state_times and has_state else {}
+    if config.learns_dynamics() and (images := config.policy.images_ahead(chunk)):
+        windows |= {camera: [0.0, *(steps[frames] for frames in images)] for camera in cameras}
+    return windows
+
+
+def _own_windows(config: TrainConfig, cameras: Sequence[str], has_state: bool) -> dict[str, list[int]]:
+    """Return the offsets of `PolicySettings.windows` in frames, checked, by key."""
+    chunk = config.data.actions_per_chunk
+    named: Any = config.policy.windows(chunk, tuple(cameras))
+    where = f"windows of policy.type {config.policy.type}"
+    if not isinstance(named, Mapping):
+        raise ConfigError(f"{where}: {named!r}: return offsets by key, as in {{STATE: range(chunk + 1)}}")
+    keys = [*([STATE] if has_state else []), *cameras]
+    ours: dict[str, list[int]] = {}
+    for key, offsets in named.items():
+        if key not in keys:
+            known = {ACTION: "its window is the chunk, data.chunk_size", STATE: "there is no state, see data.state"}
+            why = known.get(key, "there is no such key")
+            raise ConfigError(f"{where}: {key!r}: {why}; this run has {', '.join(keys) or 'neither state nor camera'}")
+        ours[key] = _offsets(f"{where}: {key!r}", offsets)
+        if other := _other_window(config, key, chunk, ours[key]):
+            raise ConfigError(f"{where}: {key!r}: {other} gives this key another window: leave out one of both")
+    return ours
+
+
+def _offsets(where: str, offsets: Any) -> list[int]:
+    """Return offsets as numbers. Raises ConfigError where they are not whole, ascending and from the present on."""
+    rule = "give whole numbers of frames from the present on, ascending, as in range(chunk + 1)"
+    if isinstance(offsets, (str, bytes)) or not isinstance(offsets, Iterable):
+        raise ConfigError(f"{where}: {offsets!r}: {rule}")
+    frames: list[int] = []
+    for offset in offsets:
+        if isinstance(offset, bool) or not isinstance(offset, Integral):
+            raise ConfigError(f"{where}: {offset!r}: {rule}")
+        number = int(offset)
+        if not frames and number:
+            raise ConfigError(f"{where}: begins with {number}, not with 0, the present: {rule}")
+        if frames and number <= frames[-1]:
+            raise ConfigError(f"{where}: {number} follows {frames[-1]}: {rule}")
+        if number > FARTHEST:
+            raise ConfigError(f"{where}: {number}: at most {FARTHEST} frames ahead")
+        frames.append(number)
+    if not frames:
+        raise ConfigError(f"{where}: no offset: {rule}")
+    return frames
+
+
+def _other_window(config: TrainConfig, key: str, chunk: int, offsets: Sequence[int]) -> str:
+    """Name the setting that gives a key another window than these offsets; "": none does."""
+    policy, trains_future = config.policy, config.learns_dynamics()
+    if policy.past_steps or (policy.state_times if key == STATE else policy.image_times):
+        return "the history of the policy"
+    if key == STATE:
+        return f"mode {config.mode}" if trains_future and offsets != list(range(chunk + 1)) else ""
+    images = policy.images_ahead(chunk) if trains_future else ()
+    return f"mode {config.mode}" if images and offsets != [0, *images] else ""
