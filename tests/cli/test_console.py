@@ -44,6 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("locale", LOCALES.values(), ids=LOCALES)
 def test_commands_print_texts_of_others(locale: dict[str, str], folder: Path, tmp_path: Path) -> None:
     for words in (
@@ -69,6 +70,7 @@ def test_json_stays_json_on_any_console(locale: dict[str, str], folder: Path) ->
     assert LETTERS in json.dumps(json.loads(printed.decode(encoding)), ensure_ascii=False)
 
 
+@pytest.mark.long
 def test_a_run_is_written_in_the_locale_of_nothing(folder: Path) -> None:
     small = ["--steps", "1", "--batch-size", "2", "--policy.width", "16", "--policy.layers", "1", "--val.every", "0"]
     words = ["train", "--data.root", "数据/夹", "--output-dir", "数据/run", *small]
