@@ -32,6 +32,7 @@ from understudy._version import __version__
 from understudy.atomic import write_bytes
 from understudy.errors import DatasetError
 from understudy.optional_packages import optional_imports
+from understudy.temporary import fork_server, use_for_sockets
 
 Part = tuple[Any, ...]
 TRIES = 3
@@ -197,11 +198,6 @@ _Task = tuple[int, int | None, Part]
 """Number of a part, place of an item in it or None for all of them, and these items."""
 
 
-def fork_server() -> Any:
-    """Facts of the fork server that this process has, is, or was forked from; None without one."""
-    return getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
-
-
 def _serve(connection: Connection) -> None:
     """Compute parts until the connection ends; on Linux a death of the command ends this process at once."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -261,7 +257,10 @@ class _Processes:
         self._work, self._works, self._deaths = pickle.dumps(work), self._works + 1, {}
         package = type(work).__module__.rpartition(".")[0]
         modules = [name for name in sys.modules if name.startswith((package, "numpy."))]
-        self._context.set_forkserver_preload(["understudy.fork_server_end", *modules])
+        if sys.platform == "linux":
+            with suppress(OSError):  # the first process then finds out that no socket can be made
+                use_for_sockets()
+        self._context.set_forkserver_preload(["understudy.temporary", *modules])
 
     def submit(self, task: _Task) -> None:
         """Give a task to an idle process, or to a new one."""

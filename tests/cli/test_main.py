@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from support.runs import series, tiny_config, tiny_dataset
+from understudy.atomic import create_folder
 from understudy.cli import commands, main
 from understudy.cli.arguments import settings as parse
 from understudy.cli.data.record import RecordConfig
@@ -24,6 +26,7 @@ from understudy.config.schema import dump_yaml, load
 from understudy.config.train import TrainConfig
 from understudy.errors import DatasetError, RunInUseError, SourceError
 from understudy.report.page import render_page
+from understudy.temporary import temporary_folder
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.loop import TrainingStalled
 
@@ -499,6 +502,29 @@ def test_exit_codes_of_external_errors(
     replace_command(monkeypatch, "check", error)
     assert run("check", "x") == code
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["bench", "export", "import", "publish", "record", "rollout", "edit"])
+def test_sigterm_ends_a_command_after_its_cleanup(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    function = main.COMMANDS[name].function()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # a default handler would end the tests
+
+    @wraps(function)
+    def terminated(_: object) -> int:
+        with temporary_folder(), create_folder(tmp_path / "out"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return 0
+
+    monkeypatch.setattr(sys.modules[function.__module__], function.__name__, terminated)
+    monkeypatch.setattr(main, "read_settings", lambda *_: None)
+    try:
+        assert main.main([name, "x"]) == 143
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

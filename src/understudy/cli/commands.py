@@ -131,6 +131,8 @@ GUESSES = {
 LOADING = ("demo", "train", "resume", "validate", "profile", "bench")
 """Commands that load images in a separate process; for them freed memory is kept (see `load/malloc.py`)."""
 
+OWN_SIGNALS = ("train", "resume", "serve")
+"""Commands that end at SIGTERM in a way of their own; all others end as at Ctrl-C, and remove what is unfinished."""
 
 LESS_MEMORY = {
     **dict.fromkeys(

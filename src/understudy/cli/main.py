@@ -4,7 +4,7 @@
     1    failed
     2    wrong input: unusable settings or an unusable dataset
     75   stopped by a signal with a checkpoint: `understudy resume` continues (schedulers may requeue)
-    130  interrupted with nothing to save; 143 by SIGTERM, of a command that divides its work (`--workers`)
+    130  interrupted with nothing to save; 143 by SIGTERM
 
 The commands are in `commands.py`.
 """
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from understudy.cli.commands import COMMANDS, GROUPS, GUESSES, LESS_MEMORY, LOADING
+from understudy.cli.commands import COMMANDS, GROUPS, GUESSES, LESS_MEMORY, LOADING, OWN_SIGNALS
 from understudy.cli.console import start_again_as_utf8, write_any_text
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
@@ -134,7 +134,6 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
         asks_help = not {"-h", "--help"}.isdisjoint(arguments)
         require("train", *([] if asks_help else [command.extra]))  # settings need the first
         from understudy.config.schema import dump_yaml
-        from understudy.config.workers import WorkersConfig
         from understudy.distributed.signals import interrupted_by_sigterm
         from understudy.progress import show_log
 
@@ -160,7 +159,7 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
             from understudy.load.malloc import keep_freed_memory
 
             keep_freed_memory()
-        with interrupted_by_sigterm() if isinstance(settings, WorkersConfig) else nullcontext():
+        with nullcontext() if name in OWN_SIGNALS else interrupted_by_sigterm():
             return int(command.function()(settings) or 0)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output is gone

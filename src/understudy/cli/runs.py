@@ -6,7 +6,6 @@ import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
 
 from understudy.atomic import refuse_existing
@@ -15,6 +14,7 @@ from understudy.config.declare import Ge, Positional
 from understudy.config.rollout import RolloutConfig
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
+from understudy.temporary import temporary_folder
 from understudy.train.checkpoint.export import ExportConfig
 from understudy.train.checkpoint.export import export as export_folder
 
@@ -122,8 +122,8 @@ def rollout(config: RolloutConfig) -> int:
         if not settings.mode_weights()["policy"]:
             raise ConfigError(f"{run.root}: the run trained no policy to act: its mode is {settings.mode}")
         data, sources = settings.data, run.read_record().get("sources")
-    with TemporaryDirectory() as folder:
-        trace = Path(folder, "trace.jsonl")
+    with temporary_folder() as folder:
+        trace = folder / "trace.jsonl"
         result = rollout_saved_policy(run.policy, data, sources, config, config.swap_text, config.films, trace)
         where = write_result(result, run.root / "rollouts")
         if trace.exists():

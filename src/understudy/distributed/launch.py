@@ -284,7 +284,7 @@ def report_failure(failed: Sequence[Rank], received: Sequence[signal.Signals], n
     # A killed rank is a cause; the others may have failed because of it.
     first = min(failed, key=lambda rank: (rank.code or 0) >= 0)
     for number in received:
-        if first.code == -FORWARDED[number]:
+        if first.code in (-FORWARDED[number], 128 + FORWARDED[number]):
             print(f"{name}: {number.name} arrived before there was anything to save", file=sys.stderr)
             return 128 + number
     shown = [rank for rank in failed if not rank.silent and rank.code == first.code]

@@ -10,7 +10,6 @@ order), and `single`, one image at a random place (validation, or a list of fram
 before it.
 """
 
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from understudy.edit.features import common_features, fit_size
 from understudy.edit.plan import Encoding, Piece, Plan
 from understudy.edit.videos import Original, Originals, Quality, encode_frames
 from understudy.errors import DatasetError
+from understudy.temporary import temporary_folder
 from understudy.video.encode import default_crf
 from understudy.video.reader import VideoReader, open_video
 
@@ -151,10 +151,10 @@ def _compare(plan: Plan, camera: str, pixels: int, count: Callable[[int], None])
     frames = sum(original.stop - original.first for original in originals)
     now = Choice(camera, index.codec, index.gops.median_length, size, sum(o.bytes for o in originals) / frames, cost)
     choices = []
-    with tempfile.TemporaryDirectory(prefix="understudy-") as folder:
+    with temporary_folder() as folder:
         for codec, gop in CANDIDATES:
             settings = Encoding(fit_size(size, (pixels, None)), codec, gop, default_crf(codec))
-            choices.append(_try(originals, settings, plan, camera, Path(folder)))
+            choices.append(_try(originals, settings, plan, camera, folder))
             count(1)
     most = max(choice.quality.ssim for choice in choices)
     good = [choice for choice in choices if choice.quality.ssim >= most - _LOSS]

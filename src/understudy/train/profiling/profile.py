@@ -12,12 +12,10 @@ Nothing is written to a run directory: the weights that these steps train are dr
 
 import logging
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 import torch
@@ -29,6 +27,7 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import join_mesh
 from understudy.load.loader import Loader
 from understudy.records import Record
+from understudy.temporary import temporary_folder
 from understudy.train.data.run_data import make_loader, make_order, open_data
 from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.loop import StepRunner
@@ -173,13 +172,13 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
     """
     config = override(config, log={"trackers": ()}, steps=warmup + 2 * steps + 4)
     config = with_local_files(config).resolved()
-    with join_mesh(config) as mesh, tempfile.TemporaryDirectory() as folder:
+    with join_mesh(config) as mesh, temporary_folder() as folder:
         torch.set_num_threads(config.torch_threads)
         with mesh.together():
             data = open_data(config)
             order, scales = make_order(config, data, mesh), choose_normalization(config, data)
             config = with_known_base(config, data, scales)
-            log = MetricsLog(Path(folder), config, 0, writes=mesh.rank == 0)
+            log = MetricsLog(folder, config, 0, writes=mesh.rank == 0)
         state = init_train_state(config, data, scales, mesh)
         with (
             closing(log),
