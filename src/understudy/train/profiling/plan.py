@@ -196,7 +196,7 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", cards: 
         average_if_kept=shapes.memory["average"] or shapes.trained_here * torch.float32.itemsize,
         micro_batch_size=size,
         cards=tuple(map(Card, limits, largest)),
-        checkpoint=weights * (3 if config.optim.ema.decay is None else 4),
+        checkpoint=weights * (4 if config.optim.ema.decay else 3),
         best=weights if keeps_best else 0,
         parameters=shapes.parameters,
         trained=shapes.trained,
