@@ -48,6 +48,10 @@ def _tables(result: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     ]
     return {
         "Sources": [["source", *next(iter(sources.values()))], *([name, *of.values()] for name, of in sources.items())],
+        "Versions of the datasets": [
+            ["step", "source", "version", "address"],
+            *(list(row.values()) for row in result.get("versions", ())),
+        ],
         "Starts and shares": starts,
         "Episodes appended": [["step", "source", "first", "last"], *result.get("updates", ())],
         "Tasks": [["task", "samples"], *([task, count] for task, count in result["tasks"].items() if task)],

@@ -157,6 +157,12 @@ def publication_of(root: str) -> str:
     return str(real) if is_publication else ""
 
 
+def publication_is_gone(address: str) -> bool:
+    """Return whether an address `PATH@NUMBER` names a publication that is not there; False for any other address."""
+    folder = publication_folder(address)
+    return bool(folder) and not os.path.isdir(folder)
+
+
 def publication_name(root: str) -> str:
     """Return the name of the dataset whose publication the folder `root` is; "" for any other folder."""
     path = Path(root)

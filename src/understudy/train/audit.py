@@ -19,6 +19,7 @@ from understudy.progress import Progress
 from understudy.train.account import Account
 from understudy.train.checkpoint.checkpoint import list_steps
 from understudy.train.data.frames_file import TASK, TRAINING, VALIDATION
+from understudy.train.data.versions_read import list_versions
 
 _COUNTER = 16  # bytes per frame, about
 
@@ -185,9 +186,11 @@ def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict
 
     counts.marks["without"] = np.isin(episode, episode[counts.marks["without"]])
     result = counts.count(blocks(), state["position"])
+    versions = list_versions(account.run.read_record(), state["starts"])
     steps = [number for number in list_steps(account.run.checkpoints) if number <= state["step"]]
     for start, samples in zip(state["starts"], delivered, strict=True):
         start["shares"] = (samples / max(1, int(samples.sum()))).tolist()
+        start.pop("versions", None)
         start["weights"] = (account.by_source(start["weights"]) / sum(start["weights"])).tolist()
     withdrawn, first = counts.marks["without"], result["without"]["first"]
     result["without"] |= {
@@ -203,6 +206,7 @@ def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict
         "checkpoints": steps,
         "training": account.run.is_active(),
         "starts": state["starts"],
+        "versions": versions,
         "updates": [
             [update["step"], list(account.sources)[entry["of"]], entry["first"], entry["last"]]
             for update in state.get("updates", ())

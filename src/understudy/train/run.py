@@ -42,6 +42,7 @@ from understudy.train.data.input_contract import with_provenance
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, make_loader, open_data
 from understudy.train.data.run_normalization import confront_update
 from understudy.train.data.updates import changed_episodes, current_spec, find_appended, recorded_sources, write_update
+from understudy.train.data.versions_read import Versions, describe_versions, latest_versions, versions_read
 from understudy.train.loop import gather_weights, library_versions, make_pending_validation, run_steps
 from understudy.train.paths import MOVED, resolve_paths, with_local_files, with_root
 from understudy.train.profiling.peak_check import PeakForecast
@@ -281,7 +282,7 @@ def _open_same_data(
     run: RunDir, record: Record, saved: Record | None, config: TrainConfig, mesh: Mesh, remedy: str
 ) -> RunData:
     """Open the data of a checkpoint with the state `saved`. Raises ConfigError if its episodes changed."""
-    updates = (saved or {}).get("updates", ())
+    updates, read = (saved or {}).get("updates", ()), latest_versions(record, saved)
     try:
         data = open_data(config, recorded_sources(record, updates), mesh.rank == 0)
     except DatasetError as error:
@@ -289,6 +290,9 @@ def _open_same_data(
         is_gone = not all("://" in root or os.path.exists(root) for root in roots)
         if is_gone and is_wrong_input(error):  # an outage of the hub, whose ids are not paths, keeps its exit code
             raise error.replaced(fix="; ".join(filter(None, [error.fix, MOVED]))) from error
+        if read and is_wrong_input(error):
+            named = [line.strip() for line in describe_versions(read, None, config)]
+            raise error.replaced(fix="; ".join(filter(None, [error.fix, *named]))) from error
         raise
     before, now = dict(record["dataset"]), dataset_fingerprint(data)
     files = dict(record["files"])
@@ -307,13 +311,13 @@ def _open_same_data(
         head = (
             f"{run.root}: the dataset must keep the episodes of the run, each under its id, and has changed; {remedy}"
         )
-        raise ConfigError("\n".join([head, *changes, *lines]))
+        raise ConfigError("\n".join([head, *changes, *lines, *describe_versions(read, versions_read(data), config)]))
     if mesh.rank == 0:
-        _check_files(run, files, data, config)
+        _check_files(run, files, read, data, config)
     return data
 
 
-def _check_files(run: RunDir, before: Record, data: RunData, config: TrainConfig) -> None:
+def _check_files(run: RunDir, before: Record, read: Versions, data: RunData, config: TrainConfig) -> None:
     """Raise ConfigError if data or video files changed; with `data.changed_files` accept, log them instead."""
     now = file_digests(data, Path(RemoteOptions(cache=config.data.cache).folder))
     lines = [f"  {name}: {describe_change(before[name], now[name] or [])}" for name in changed_kinds(before, now)]
@@ -324,7 +328,7 @@ def _check_files(run: RunDir, before: Record, data: RunData, config: TrainConfig
         logger.warning("\n".join([f"{change}; the run uses the present ones (data.changed_files)", *lines]))
         return
     fix = "restore them, or, if they were repaired, resume with --data.changed-files accept"
-    raise ConfigError("\n".join([f"{change}; {fix}", *lines]))
+    raise ConfigError("\n".join([f"{change}; {fix}", *lines, *describe_versions(read, versions_read(data), config)]))
 
 
 def _move_settings(then: TrainConfig, now: TrainConfig) -> TrainConfig:
@@ -378,7 +382,7 @@ def _run(
             rollouts = BackgroundRollouts(run, config, record, state.step, first=mesh.rank == 0)
             stack.enter_context(closing(rollouts))
         position, journal = saved["position"] if saved else 0, run.substitutions(mesh.rank)
-        state.begin(saved, position, data.weights)
+        state.begin(saved, position, data.weights, versions_read(data))
         state.updates = mesh.first(lambda: write_update(run, record, data, order, saved or {}, config))
         mesh.first(lambda: truncate_journals(run.root, position))
         with make_loader(config, data, order, mesh, position, state.prepare, journal) as loader:

@@ -24,6 +24,7 @@ from understudy.train.data.input_contract import make_contract, named_heads
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, make_order
 from understudy.train.data.run_normalization import HeadStatistics, choose_normalization, confront_policy
 from understudy.train.data.updates import current_spec
+from understudy.train.data.versions_read import versions_read
 
 
 def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:
@@ -54,6 +55,7 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
         "policy_files": digests(network),
         "init": initial.digest if initial else None,
         "sources": data.entries(),
+        "versions": versions_read(data),
         "settings": plain(config),
     }
 

@@ -88,7 +88,8 @@ class TrainState:
     step: int = 0
     """Optimizer steps done."""
     starts: list[dict[str, Any]] = field(default_factory=list)
-    """Steps from which processes of this run trained: step, position, batch, world, weights of the sources."""
+    """Steps from which processes of this run trained: step, position, batch, world, weights of the sources,
+    versions of their datasets."""
     updates: Sequence[Record] = ()
     """Updates of the data (`train/data/updates.py`)."""
     checked: bool = False
@@ -98,10 +99,10 @@ class TrainState:
     rounded: int = 0
     """Frozen weights that the start has rounded to bfloat16."""
 
-    def begin(self, saved: Record | None, position: int, weights: Sequence[float]) -> None:
-        """Add the start of this process to those of the checkpoint `saved`."""
+    def begin(self, saved: Record | None, position: int, weights: Sequence[float], versions: Sequence[Record]) -> None:
+        """Add the start of this process to those of the checkpoint `saved`; versions: see `versions_read`."""
         start: dict[str, Any] = {"step": self.step, "position": position, "batch": self.config.batch_size}
-        start |= {"world": self.mesh.world_size, "weights": list(weights)}
+        start |= {"world": self.mesh.world_size, "weights": list(weights), "versions": list(versions)}
         self.starts = [*(saved.get("starts", ()) if saved else ()), start]
 
     @property

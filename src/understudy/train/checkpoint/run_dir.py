@@ -86,6 +86,7 @@ class Record(TypedDict):
     files: dict[str, Any]
     frames: NotRequired[str]
     sources: NotRequired[list[Source]]
+    versions: NotRequired[list[dict[str, str]]]
 
 
 RECORDED = Record.__required_keys__
