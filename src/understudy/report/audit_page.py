@@ -33,6 +33,10 @@ def _statements(result: Mapping[str, Any]) -> list[str]:
             lines.append("the statistics for the normalization were computed with them, before step 1")
     if result.get("init_from"):
         lines.append(f"the weights started from {result['init_from']}, whose samples are not in this account")
+    for row in result.get("versions", ()):
+        version = row["version"] or "a version without a name"
+        lines.append(f"{row['source']} was read from step {row['step']} on in the version: {version}")
+        lines[-1] += f", which is {row['address']}" if row["address"] else ""
     return lines
 
 
@@ -48,10 +52,6 @@ def _tables(result: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     ]
     return {
         "Sources": [["source", *next(iter(sources.values()))], *([name, *of.values()] for name, of in sources.items())],
-        "Versions of the datasets": [
-            ["step", "source", "version", "address"],
-            *(list(row.values()) for row in result.get("versions", ())),
-        ],
         "Starts and shares": starts,
         "Episodes appended": [["step", "source", "first", "last"], *result.get("updates", ())],
         "Tasks": [["task", "samples"], *([task, count] for task, count in result["tasks"].items() if task)],

@@ -292,7 +292,7 @@ def _open_same_data(
             raise error.replaced(fix="; ".join(filter(None, [error.fix, MOVED]))) from error
         if read and is_wrong_input(error):
             named = [line.strip() for line in describe_versions(read, None, config)]
-            raise error.replaced(fix="; ".join(filter(None, [error.fix, *named]))) from error
+            raise error.replaced(what="; ".join([error.what, *named])) from error
         raise
     before, now = dict(record["dataset"]), dataset_fingerprint(data)
     files = dict(record["files"])
