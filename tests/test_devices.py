@@ -127,7 +127,7 @@ def test_a_card_without_kernels_beside_a_sound_one_is_refused_with_the_other(mon
     with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=1"):
         choose_device(TrainConfig(), 0)
     assert choose_device(TrainConfig(), 1) == torch.device("cuda", 1)
-    with pytest.raises(ConfigError, match="cuda:0 to cuda:1"):
+    with pytest.raises(ConfigError, match=r"cuda:0 .*cuda:1"):
         devices.torch_device("cuda:2")
 
 

@@ -17,10 +17,15 @@ import pytest
 TESTS = Path(__file__).parent
 BUDGET: dict[str, int] = {}
 SENTENCE = re.compile(r"(?<!\w)[a-z]{2,} (a )?[a-z]{2,}(?!\w)")
-ALLOWED = {"git lfs pull"}  # commands that a remedy names
+ALLOWED = {"git lfs pull", "mcap recover"}  # commands that a remedy names
+SETTING = re.compile(r"--[\w.-]+( \S+)+|[a-z]+\.[a-z_.]+ \S+")  # a setting with its value, to paste
 TOOLS = {"refused", "warned"}
 ERROR = re.compile(r"\b(caught|raised|error)(\[\d\])?\.(value|what|fix|where|message)\b")
 TRACE = re.compile(rf"match=|{'|'.join(TOOLS)}|{ERROR.pattern}")  # a test without it matches no error
+
+
+def is_sentence(words: str) -> bool:
+    return SENTENCE.search(words) is not None and words not in ALLOWED and not SETTING.fullmatch(words)
 
 
 def _strings(node: ast.AST) -> Iterator[tuple[int, str]]:
@@ -73,9 +78,7 @@ def sentences(text: str) -> dict[int, str]:
         for node in (each for part in ast.walk(test) for each in _matched(part)):
             names = [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
             for place in [node, *(value for name in names for value in parameters.get(name, []))]:
-                found.update(
-                    {line: words for line, words in _strings(place) if SENTENCE.search(words) and words not in ALLOWED}
-                )
+                found.update({line: words for line, words in _strings(place) if is_sentence(words)})
     return found
 
 

@@ -133,5 +133,5 @@ def test_a_summary_names_the_quality_where_the_output_is_much_larger(size: int, 
     camera = {"copied": 0, "encoded": 3, "bytes_before": 1_000, "bytes": size}
     camera |= {"images_compared": 3, "psnr_db": 42.0, "ssim": 0.99}
     facts = {"root": "out", "episodes": 1, "frames": 9, "tasks": 1, "timestamps_rewritten": 0, "undeclared_columns": []}
-    lines = format_summary(facts | {"skipped_features": {}, "cameras": {TOP: camera}, "skipped": []})
+    lines = format_summary(facts | {"skipped_features": {}, "cameras": {TOP: camera}, "skipped": [], "left_out": []})
     assert any("--crf" in line for line in lines) == named

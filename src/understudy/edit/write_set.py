@@ -8,6 +8,7 @@ appears in one step, complete.
 """
 
 import hashlib
+import io
 import json
 import pickle
 import platform
@@ -56,6 +57,7 @@ from understudy.edit.videos import PARTS, CameraStreams, CameraVideos, find_stre
 from understudy.errors import DatasetError
 from understudy.parts import Part, Workers, cut_parts, is_result, read_result, write_result
 from understudy.storage.bucket import Bucket
+from understudy.storage.dataset_version import DatasetVersion
 
 Statistics = dict[str, RunningStatistics | ImageStatistics]
 
@@ -533,7 +535,7 @@ def write_outputs(
     workers = workers or Workers()
     described = {name: describe_sources(plan) for name, plan in plans.items()}
     light = {name: replace(plan, metadata={}, origin={}) for name, plan in plans.items()}
-    mark = hashlib.sha256(pickle.dumps([light, described, VERSIONS, isinstance(out, Bucket) and str(out)])).hexdigest()
+    mark = _digest([light, described, VERSIONS, isinstance(out, Bucket) and str(out)])
     bucket = None
     if workers.folder is not None:
         _claim(workers.folder, mark)
@@ -560,6 +562,22 @@ def write_outputs(
     except FileExistsError as error:
         raise DatasetError("exists", where=out, fix="name a new folder; nothing is overwritten") from error
     return done
+
+
+class _Marker(pickle.Pickler):
+    """Pickler of what an output is made from: of a dataset's version its files, and not when it was opened."""
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return the files of a version; None for all else, which is pickled as it is."""
+        if not isinstance(value, DatasetVersion):
+            return None
+        return sorted((name, stat and stat.tag) for name, stat in value.marks.items())
+
+
+def _digest(value: Any) -> str:
+    content = io.BytesIO()
+    _Marker(content).dump(value)
+    return hashlib.sha256(content.getvalue()).hexdigest()
 
 
 def _no_episode(name: str, bad: Sequence[Mapping[str, Any]]) -> DatasetError:

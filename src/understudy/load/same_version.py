@@ -161,6 +161,8 @@ def find_board(sources: Sequence[Any], options: Mapping[str, Any]) -> Board:
     if dist is not None and dist.is_available() and dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (options["rank"], options["world_size"]):
             return _NoBoard()
+        if dist.get_backend() == "fake":  # its other ranks do not exist, and its store holds nothing
+            return _NoBoard()
         names = [name.rstrip("/").rpartition("/")[2] for name in names]  # folders may differ between hosts
         key = _numbered(_hash([names, sorted(plain), plain.get("batch_size"), plain.get("seed")]), options["rank"])
         with suppress(Exception):  # a backend without a store

@@ -120,5 +120,5 @@ def test_special_files_in_a_dataset_are_refused(root: Path, path: str, kind: str
         data = EpisodeDataset(f"{root}#seed")
         assert data.catalog.stats is not None
         np.asarray(data[0])
-    assert "neither a file" in caught.value.what
+    assert "neither" in caught.value.what
     assert path in str(caught.value.where)

@@ -59,7 +59,7 @@ def test_absent_place_of_an_episode(tmp_path: Path, whose: str, what: str, kind:
     data.sample(0, 0)
     with pytest.raises(DatasetError) as error:
         data.sample(3, 0)
-    assert "episode 3 names no" in error.value.what
+    assert "episode 3" in error.value.what
     assert check_dataset(root).bad_episodes == (3,)
     assert main(["edit", str(root), str(tmp_path / "out")]) == 2
     assert main(["edit", str(root), str(tmp_path / "out"), "--exclude-episodes", "3"]) == 0
@@ -89,7 +89,7 @@ def test_absent_number_in_rows(tmp_path: Path, key: str, version: str, kind: str
     data.sample(2, 0)
     with pytest.raises(DatasetError) as error:
         data.sample(3, 0)
-    assert f"{key!r} is null or NaN" in error.value.what
+    assert f"{key!r}" in error.value.what
     report = check_dataset(root)
     assert report.bad_episodes == (3,)
     finding = next(f for f in report.findings if f.rule == "files.unreadable")
@@ -116,7 +116,7 @@ def test_absent_number_in_json_lines_is_that_of_a_line(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"length": 6.0', '"length": NaN', 1))
     with pytest.raises(DatasetError) as error:
         Catalog.open(root)
-    assert "entry 1 has no 'length'" in error.value.what
+    assert "'length'" in error.value.what
 
 
 def test_absent_numbers_leave_whole_and_broken_ones(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_size_beyond_the_limit_of_pillow_is_named() -> None:
         ("CMYK", "JPEG", "CMYK", "RGB", "depth"),
         ("CMYK", "TIFF", "CMYK", "RGB", "depth"),
         ("LAB", "TIFF", "L*a*b*", "RGB", "depth"),
-        ("I;16", "PNG", "more than 8 bits", "is_depth_map", "profile"),
+        ("I;16", "PNG", "8 bits", "is_depth_map", "profile"),
         ("F", "TIFF", "floats", "is_depth_map", "profile"),
     ],
 )

@@ -166,7 +166,7 @@ def test_pairing_columns_of_two_files_for_one_episode(tmp_path: Path) -> None:
 def test_pairing_without_videos_is_a_warning(tmp_path: Path, where: str) -> None:
     made(tmp_path / "data", "v2.1", cameras=(), images=(CAMERA,) if where == "rows" else ())
     exchange(tmp_path / "data")
-    with pytest.warns(UserWarning, match="the file name is used"):
+    with pytest.warns(UserWarning, match="name"):
         EpisodeDataset(tmp_path / "data").sample(1, 0)
     report = check_dataset(tmp_path / "data")
     assert report.is_sound

@@ -256,7 +256,7 @@ def test_external_a_mask_leaves_its_dimensions_as_they_are(data: EpisodeDataset,
         found = offset_and_spread(read_stats_file(path, mode, data)[ACTION], mode)
         assert (found["offset"][1], found["spread"][1]) == (0, 1)
         assert found["offset"][0] == 1
-    with refused("mask", "actions", where="norm_stats.json", fix="each dimension"):
+    with refused("mask", "actions", where="norm_stats.json", fix="dimension"):
         read_stats_file(saved(tmp_path, norm_stats({**PI, "mask": [1, 2]})), "mean_std", data)
 
 

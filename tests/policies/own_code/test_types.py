@@ -270,7 +270,7 @@ def test_devices_and_pipes_in_place_of_code_are_refused(place: Path) -> None:
     os.mkfifo(place / "pipe.py")
     (place / "zero.py").symlink_to("/dev/zero")
     for name in ("pipe.py", "zero.py"):
-        with pytest.raises(ValueError, match="plain file"):
+        with pytest.raises(ValueError, match="plain"):
             types.import_type(f"{place / name}:MINE#{'0' * 64}", PolicyType)
 
 
