@@ -46,6 +46,16 @@ def write(root: Path, episodes: int) -> Path:
     return root
 
 
+def grow(root: Path, episodes: int) -> None:
+    """Add episodes as a recorder does: new files first, then those of meta/; no other file is written again."""
+    larger = write(root.with_name(f"{root.name}-larger"), episodes)
+    for path in sorted(larger.rglob("*"), key=lambda path: "meta" in path.parts):
+        place = root / path.relative_to(larger)
+        if path.is_file() and ("meta" in path.parts or not place.exists()):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(place)
+
+
 def settings(root: Path, out: Path, **changes: Any) -> TrainConfig:
     return tiny_config(root, out, **{"val": {"every": 12}, "checkpoint": {"keep_last": 9}, **changes})
 
@@ -219,7 +229,7 @@ def opens_late(root: Path, out: Path) -> int:
         while rank == 1 and not opened and not marker.exists():
             time.sleep(0.01)
         if rank == 1 and not opened:
-            write(root, MORE)
+            grow(root, MORE)
         opened.append(plain(*arguments))
         marker.touch()
         return opened[-1]

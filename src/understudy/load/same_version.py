@@ -161,10 +161,11 @@ def find_board(sources: Sequence[Any], options: Mapping[str, Any]) -> Board:
     if dist is not None and dist.is_available() and dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (options["rank"], options["world_size"]):
             return _NoBoard()
-        if dist.get_backend() == "fake":  # its other ranks do not exist, and its store holds nothing
-            return _NoBoard()
         names = [name.rstrip("/").rpartition("/")[2] for name in names]  # folders may differ between hosts
         key = _numbered(_hash([names, sorted(plain), plain.get("batch_size"), plain.get("seed")]), options["rank"])
+        with suppress(Exception):
+            if dist.get_backend() == "fake":  # its other ranks do not exist, and its store holds nothing
+                return _NoBoard()
         with suppress(Exception):  # a backend without a store
             return _GroupBoard(dist.distributed_c10d._get_default_store(), key)
         return _NoBoard()
@@ -223,7 +224,11 @@ def check_same(order: Order, datasets: Sequence[Any], board: Board) -> None:
     Raises:
         ConfigError: they are others; names each dataset that differs.
     """
-    catalogs = [catalog for data in datasets if (catalog := getattr(data, "catalog", None)) is not None]
+    catalogs = []
+    for data in datasets:
+        catalog = getattr(data, "catalog", None)
+        if catalog is not None and not catalog.files.is_compared:
+            catalogs.append(catalog)
     facts = {catalog.name: [lengths_digest(catalog), catalog.files.shared_version] for catalog in catalogs}
     mine = {"order": order.spec.fingerprint, "datasets": facts}
     theirs = json.loads(board.first("order", json.dumps(mine)))

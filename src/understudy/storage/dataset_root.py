@@ -116,6 +116,9 @@ class Files:
         marks = self._version.marks if self._version is not None else {}
         return ", ".join(f"{path} {mark.tag}" for path, mark in sorted(marks.items()) if mark is not None)
 
+    is_compared = False
+    """Whether the ranks of a run compared the episodes that they read. Then the dataset may grow while they start."""
+
     @property
     def shared_version(self) -> str:
         """The same as `version_read`, but equal for a copy on another host: of a local dataset sizes of meta files."""

@@ -243,7 +243,10 @@ def _open_alike(config: TrainConfig, data: RunData, mesh: Mesh) -> RunData:
     """Open the episodes of rank 0 on all ranks: it alone checks for missing files, and a dataset may grow meanwhile."""
     entries = mesh.first(data.entries)
     with mesh.together():
-        return data if entries == data.entries() else open_data(config, entries, False)
+        alike = data if entries == data.entries() else open_data(config, entries, False)
+    for part in alike.training:
+        part.catalog.files.is_compared = True
+    return alike
 
 
 def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainConfig, TrainConfig, RunData]:
