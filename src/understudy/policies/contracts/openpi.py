@@ -44,7 +44,8 @@ def read_openpi_contract(folder: Path) -> Contract:
     robots = {}
     for asset in files or [""]:
         entries = read_object(files[asset]).get("norm_stats", {}) if files else {}
-        vectors = {key: _vector(entries.get(name) or {}, mode) for name, key in _KEYS.items()}
+        where = str(files[asset] if files else folder)
+        vectors = {key: _vector(entries.get(name) or {}, mode, f"{where}: {name!r}") for name, key in _KEYS.items()}
         faults += [fault for name, key in _KEYS.items() if files for fault in _lacking(key, entries.get(name), is_pi05)]
         robots[asset] = RobotFacts(
             fps=np.nan,
@@ -59,10 +60,10 @@ def read_openpi_contract(folder: Path) -> Contract:
     return Contract(robots, {"tool": "openpi"}, "policy", weights_digest(folder), tuple(faults))
 
 
-def _vector(entry: Record, mode: str) -> VectorFacts:
-    """Facts of a vector without the dimensions of padding at its end."""
+def _vector(entry: Record, mode: str, where: str) -> VectorFacts:
+    """Facts of a vector without the dimensions of padding at its end; `where` names its figures in errors."""
     values = {name: np.asarray(entry[name], float).reshape(-1) for name in FIGURES if entry.get(name) is not None}
-    real = [np.flatnonzero(~find_padding(entry, "norm_stats"))] if values else []
+    real = [np.flatnonzero(~find_padding(entry, where))] if values else []
     width = max((int(dims[-1]) + 1 for dims in real if len(dims)), default=0)
     figures = {name: figure[:width] for name, figure in values.items()}
     return VectorFacts.from_figures("", figures, width, "external" if values else "", mode)
