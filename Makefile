@@ -1,6 +1,6 @@
 # On a fresh machine:
-#   make demo        set up, then record, train, kill, resume, validate and roll out (about 5 minutes on 2 cores)
-#   make test        set up, then formatting, types and the tests: 7 minutes
+#   make demo        set up, then record, train, kill, resume, validate and roll out (5 to 7 minutes on 2 cores)
+#   make test        set up, then formatting, types and the tests: 15 minutes
 #   make test-long   the same with all long tests: before a release
 #   make docs        the documentation site, in site/
 # They need Linux with glibc, Python 3.11+, git and make; everything else goes into .venv. With a C compiler (cc), small
