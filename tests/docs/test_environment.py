@@ -17,6 +17,7 @@ NO_VARIABLES = {
     "FETCH_HEAD",
     "FOLDER",
     "GET",
+    "CPU",
     "GPU",
     "HF_HUB_OFFLINE",
     "HOME",
