@@ -89,4 +89,4 @@ def test_run_logs_each_validation_and_a_verdict(tmp_path: Path, caplog: pytest.L
     best = min(val, key=lambda record: record["loss"])["step"]
     assert f"step {best}" in told[-1] if best < 12 else "lowest so far" in told[-1]
     verdict = compare_losses(series(tmp_path / "r"), val)
-    assert lines[-1] == str(verdict)
+    assert str(verdict) in lines
