@@ -51,14 +51,14 @@ class DatasetError(UnderstudyError, ValueError):
 
     def replaced(self, **changes: object) -> Self:
         """Return the same error with another `where` or `fix`, to raise from this one."""
-        return _rebuild(type(self), self._fields() | changes)
+        return _rebuild(type(self), self.fields() | changes)
 
-    def _fields(self) -> dict[str, object]:
+    def fields(self) -> dict[str, object]:
         """Arguments that make this error again."""
         return {"what": self.what, "where": self.where, "fix": self.fix}
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self._fields()))
+        return (_rebuild, (type(self), self.fields()))
 
 
 _Error = TypeVar("_Error", bound=DatasetError)
@@ -89,8 +89,9 @@ class SourceError(DatasetError):
         super().__init__(what, where=where, fix=fix)
         self.transient = transient
 
-    def _fields(self) -> dict[str, object]:
-        return {**super()._fields(), "transient": self.transient}
+    def fields(self) -> dict[str, object]:
+        """Arguments that make this error again."""
+        return {**super().fields(), "transient": self.transient}
 
 
 def is_wrong_input(error: BaseException | None) -> bool:

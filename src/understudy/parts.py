@@ -2,19 +2,16 @@
 
 A part is a tuple of items, and its result depends on nothing but them. So results are the same for any number of
 processes, and a part whose process was killed is computed again. With a folder each result is a file of it, named by a
-hash of all that the result depends on: a later call with the same work of the same user continues there. A file that is
-cut, damaged or of another user does not count: it has an HMAC-SHA256 with a key of the user, since its content is a
-pickle, which may hold anything.
+hash of all that the result depends on: a later call with the same work continues there. A file that is cut or damaged
+does not count (`part_files`).
 """
 
 import ctypes
 import hashlib
-import hmac
 import logging
 import multiprocessing
 import os
 import pickle
-import secrets
 import signal
 import sys
 import time
@@ -22,16 +19,16 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from understudy._version import __version__
-from understudy.atomic import write_bytes
 from understudy.errors import DatasetError
 from understudy.optional_packages import optional_imports
+from understudy.part_files import is_result, read_result, write_result
 from understudy.temporary import fork_server, use_for_sockets
 
 Part = tuple[Any, ...]
@@ -366,70 +363,3 @@ class _Cluster:
             self._ray.cancel(task, force=True)
         self._ray.shutdown()
         self._stdout.__exit__(None, None, None)
-
-
-_BYTES = 32  # of a key and of a seal
-
-
-def write_result(path: Path, value: Any) -> None:
-    """Write a picklable value."""
-    content = pickle.dumps(value)
-    write_bytes(path, _seal(content) + content)
-
-
-def is_result(path: Path) -> bool:
-    """Return whether a file is whole, and of this user."""
-    return _content(path) is not None
-
-
-def read_result(path: Path) -> Any:
-    """Return the value of a file.
-
-    Raises:
-        DatasetError: it was changed since `is_result`.
-    """
-    content = _content(path)
-    if content is None:
-        raise DatasetError("was changed while it was in use", where=path, fix="start again")
-    return pickle.loads(content)
-
-
-def _content(path: Path) -> bytes | None:
-    """Return the content of a regular file with its seal; None for any other."""
-    try:
-        if not path.is_file():  # reading a pipe would block
-            return None
-        data = path.read_bytes()
-    except OSError:
-        return None
-    content = data[_BYTES:]
-    return content if hmac.compare_digest(data[:_BYTES], _seal(content)) else None
-
-
-def _seal(content: bytes) -> bytes:
-    return hmac.new(_key(), content, hashlib.sha256).digest()
-
-
-@cache
-def _key() -> bytes:
-    """Key of this user, which is made at its first use; one of this process alone where it cannot be kept."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(home if os.path.isabs(home) else os.path.expanduser("~/.cache"), "understudy")
-    path, key = folder / "results.key", secrets.token_bytes(_BYTES)
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f".results-{secrets.token_hex(4)}.key"
-        number = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(number, "wb") as file:
-            file.write(key)
-        try:
-            if not path.exists():
-                with suppress(OSError):  # another process was first
-                    os.link(draft, path)
-        finally:
-            draft.unlink()
-        stat = path.stat()
-        stored = path.read_bytes()
-        if stat.st_uid == os.getuid() and not stat.st_mode & 0o077 and len(stored) == _BYTES:
-            return stored
-    return key

@@ -8,6 +8,7 @@ import numpy as np
 
 from understudy.check.findings import Place
 from understudy.data.format.catalog import Catalog
+from understudy.part_files import storable
 
 SAMPLE = 1 << 16
 """Rows kept of a dataset for quantiles, evenly spread."""
@@ -40,6 +41,7 @@ def copy_rows(whole: object, part: object, rows: np.ndarray) -> None:
             getattr(whole, name)[rows] = values
 
 
+@storable
 class Column:
     """Summary of one column of N episodes with D numbers per frame, from their rows in any order.
 
@@ -315,6 +317,7 @@ _DIMENSIONS = 8  # moving dimensions that count for the delay
 _JUMPS = 0.98  # quantile of the changes that larger ones are cut to: one wrap of an angle would decide the delay
 
 
+@storable
 class PairFacts:
     """Action against state of N episodes with D dimensions each.
 

@@ -18,6 +18,7 @@ from understudy.data.read.image_column import ImageColumns
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames
 from understudy.errors import DatasetError, SourceError
+from understudy.part_files import storable
 from understudy.parts import Lost, Part, Workers, cut_parts
 from understudy.video.packets import main_stream
 from understudy.video.reader import open_video
@@ -45,6 +46,7 @@ PROBED = 8
 """Files per camera whose pixel format is read."""
 
 
+@storable
 @dataclass(frozen=True)
 class VideoFile:
     """An opened video.
@@ -79,6 +81,7 @@ class VideoFile:
     b_frames: bool | None = None
 
 
+@storable
 @dataclass
 class VideoFacts:
     """Facts about the videos of a dataset.
@@ -201,6 +204,7 @@ def files_to_open(catalog: Catalog, camera: str, absent: np.ndarray, limit: int 
     return [int(used[place]) for place in spread_evenly(len(used), limit)]
 
 
+@storable
 @dataclass(frozen=True)
 class Clip:
     """Images of one camera in one episode.
@@ -233,6 +237,7 @@ class Clip:
     state: np.ndarray | None = None
 
 
+@storable
 @dataclass(frozen=True)
 class Cut:
     """Images around the place of a video where one episode ends and the next begins.
@@ -250,6 +255,7 @@ class Cut:
     change: np.ndarray
 
 
+@storable
 @dataclass(frozen=True)
 class DepthRange:
     """Values of the first, middle and last depth image of an episode.
@@ -265,6 +271,7 @@ class DepthRange:
     most: float
 
 
+@storable
 @dataclass
 class ImageFacts:
     """Facts about images.

@@ -24,6 +24,7 @@ from understudy.data.read.rows import fill_absent, is_numeric, to_numpy
 from understudy.data.selection import motion
 from understudy.data.selection.motion import Speeds, moves, named_motion, rate_dims
 from understudy.errors import DatasetError, SourceError
+from understudy.part_files import storable
 from understudy.parts import Lost, Part, Workers, cut_parts
 
 ACTION, STATE = "action", "observation.state"
@@ -84,6 +85,7 @@ class IdleCounter:
             self._counts[row] = len(steps) - len(moved), len(steps) - 1 - int(moved[-1]) if len(moved) else len(steps)
 
 
+@storable
 class RowFacts:
     """Facts about the rows of N episodes. Arrays are int64 (N,) unless stated; -2**62 where unknown.
 

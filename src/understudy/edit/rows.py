@@ -28,6 +28,7 @@ from understudy.data.write.dataset_files import (
 from understudy.edit.features import bytes_per_frame, cast_values, with_declared_dtypes
 from understudy.edit.plan import Piece, Plan
 from understudy.errors import DatasetError
+from understudy.part_files import storable
 
 
 def shift_records(column: Sequence[Any], start: int, length: int, fps: float) -> list[Any]:
@@ -70,6 +71,7 @@ _CACHE = 1 << 28  # bytes of loaded data files per source
 _GROUP = 1000  # most episodes of a data file
 
 
+@storable
 @dataclass(frozen=True)
 class EpisodeRows:
     """One written episode.

@@ -28,6 +28,7 @@ from understudy.data.write.dataset_files import VIDEO_PATH, file_path
 from understudy.edit.plan import Bad, Encoding, Piece, Plan, PlanWork, keep_sound, run_plan, write_files
 from understudy.edit.rows import measured_before, step_of
 from understudy.errors import DatasetError
+from understudy.part_files import storable
 from understudy.parts import Part, Workers, cut_parts
 from understudy.storage.byte_source import ByteSource, LocalSource
 from understudy.video.color import AreaResize
@@ -48,6 +49,7 @@ _WINDOW, _STRIDE = 8, 2
 _C1, _C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
 
 
+@storable
 @dataclass(frozen=True)
 class Quality:
     """Sums over compared images, which can be added.
@@ -227,6 +229,7 @@ class Originals:
         return Original(*self._opened[place], first + piece.start, first + piece.stop, episode)
 
 
+@storable
 @dataclass(frozen=True)
 class Stream:
     """Frames of a piece as one stream, to be divided into files.

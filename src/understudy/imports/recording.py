@@ -31,13 +31,14 @@ class RecordingError(DatasetError):
         if place := stream + (f" at {time:.3f} s" if time is not None else ""):
             self.args = (str(self).replace(self.what, f"{place.strip()}: {self.what}", 1),)
 
-    def _fields(self) -> dict[str, object]:
-        fields = {**super()._fields(), "kind": self.kind, "stream": self.stream, "time": self.time}
+    def fields(self) -> dict[str, object]:
+        """Arguments that make this error again."""
+        fields = {**super().fields(), "kind": self.kind, "stream": self.stream, "time": self.time}
         return {"problem": fields.pop("what"), **fields}
 
     def describe(self) -> dict[str, object]:
         """Return message and fields as plain values."""
-        return {"message": str(self), **self._fields(), "where": str(self.where)}
+        return {"message": str(self), **self.fields(), "where": str(self.where)}
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from understudy.part_files import storable
+
 IDENTITY: tuple[int, ...] = (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
 """The matrix that changes nothing, in the fixed point numbers of ISO/IEC 14496-12 (16.16, in each third place 2.30)."""
 UNSPECIFIED = (2, 2, 2, 0)
@@ -21,6 +23,7 @@ def multiply(track: Sequence[int], movie: Sequence[int]) -> tuple[int, ...]:
     )
 
 
+@storable
 @dataclass(frozen=True)
 class Shown:
     """What a container says of how its video is to be shown.

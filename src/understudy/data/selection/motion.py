@@ -25,6 +25,7 @@ from understudy.data.format.catalog import Catalog, catalog_mark, marks
 from understudy.data.format.features import INDEX_KEYS
 from understudy.data.read.rows import Rows
 from understudy.errors import DatasetError
+from understudy.part_files import storable
 from understudy.parts import Lost, Part, Workers, cut_parts
 
 MOTION_SHARE = 0.05
@@ -156,6 +157,7 @@ def changes(values: np.ndarray) -> np.ndarray:
         return np.diff(values.astype(np.float64), axis=0, prepend=np.inf)
 
 
+@storable
 class SpeedHistogram:
     """Counts of the magnitudes of `width` dimensions D. Zeros and values that are not finite are not counted."""
 
@@ -226,6 +228,7 @@ class MeasureSpeeds(EpisodeWork):
         return speeds
 
 
+@storable
 class Speeds:
     """Speed of each dimension of a dataset, episode by episode.
 

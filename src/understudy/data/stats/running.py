@@ -14,10 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from understudy.part_files import storable
+
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 NAMES = ("min", "max", "mean", "std", "count", *QUANTILES)
 
 
+@storable
 @dataclass(frozen=True)
 class Moments:
     """Moments of the finite values of some rows; `m2` is the sum of squared differences to the mean."""
@@ -205,6 +208,7 @@ def sample_stride(rows: int, keep: int = 1 << 16) -> int:
 _LEVELS = 40
 
 
+@storable
 class ImageStatistics:
     """Statistics of uint8 images (H, W, C) of any size, per channel.
 

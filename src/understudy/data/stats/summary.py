@@ -41,6 +41,7 @@ from understudy.data.format.recorded_stats import aggregate
 from understudy.data.read.rows import Rows
 from understudy.data.stats.running import RowSample, compute_moments
 from understudy.errors import DatasetError
+from understudy.part_files import storable
 from understudy.parts import Lost, Part, Workers, cut_parts
 from understudy.storage.cache_budget import evict_files
 
@@ -148,6 +149,7 @@ PART_FRAMES = ROWS
 FIGURES = ("mean", "std", "min", "max")
 
 
+@storable
 @dataclass(frozen=True)
 class Summary:
     """One column of one source.

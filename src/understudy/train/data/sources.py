@@ -47,8 +47,9 @@ class BadEpisodesError(DatasetError):
         """Return an error with these settings."""
         return cls(error.what, where=error.where, fix=error.fix, settings=settings)
 
-    def _fields(self) -> dict[str, object]:
-        return {**super()._fields(), "settings": self.settings}
+    def fields(self) -> dict[str, object]:
+        """Arguments that make this error again."""
+        return {**super().fields(), "settings": self.settings}
 
 
 @dataclass(frozen=True)
