@@ -36,6 +36,7 @@ _OWN = {
     "clock.start": "a training is the same: frames are paired by number, not by time",
     "clock.jitter": "a training is the same: frames are paired by number, not by time",
     "statistics.values": "only a training with data.stats recorded uses them; others compute their own",
+    "statistics.far": "a training with data.stats recorded names them, or refuses to start; others compute their own",
     "files.camera": "a training that wants this camera refuses to start; the others run without it",
 }
 _FIXES = {

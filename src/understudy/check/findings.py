@@ -73,6 +73,7 @@ RULES = {
     "statistics.missing": "statistics are recorded for action and state",
     "statistics.shape": "recorded statistics have the shape of their feature",
     "statistics.values": "recorded statistics equal those of the rows",
+    "statistics.far": "recorded statistics normalize values to about 1: at most 1 % of a dimension exceed 20",
     "statistics.order": "recorded statistics are finite, with min <= quantiles <= max and std >= 0",
     "statistics.episodes": "statistics recorded per episode equal those of its rows",
     "statistics.images": "recorded image statistics are in [0, 1] and match sampled images",

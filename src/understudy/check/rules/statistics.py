@@ -13,12 +13,15 @@ from understudy.check.findings import RECOMPUTE, Finding, Findings, Place
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.recorded_stats import GLOBAL, PER_EPISODE
-from understudy.data.stats.stats_files import read_episode_stats
+from understudy.data.stats.far_values import FAR, Fit, confront
+from understudy.data.stats.stats_files import NEEDED, parse_figures, read_episode_stats
+from understudy.data.stats.summary import DimensionMode, Statistics, offset_and_spread
 from understudy.errors import DatasetError, SourceError
 from understudy.plural import plural
 
 _MEAN, _STD, _RANGE = 0.02, 0.02, 0.002
 """Allowed differences: of the mean in standard deviations, of std and of the range as shares of themselves."""
+_MOST_NAMED = 8
 _QUANTILES = ("q01", "q10", "q50", "q90", "q99")
 
 
@@ -59,6 +62,8 @@ def _column(catalog: Catalog, facts: RowFacts, column: Column, entry: dict[str, 
     if read.any() and {"mean", "std"} <= recorded.keys() and not column.bad.any():
         complete = bool((read | (catalog.episodes.lengths == 0)).all())
         yield from _compare(column, recorded, place, summarize(column, read), complete)
+    if column.key in (ACTION, STATE):
+        yield from _far(column, entry, place)
 
 
 def _order(column: Column, recorded: dict[str, np.ndarray], place: Place) -> Findings:
@@ -113,6 +118,41 @@ def _compare(
     place = replace(place, dimension=column.dimension(dim))
     measured, expected = float(recorded[name][dim]), float(true[name][dim])
     yield Finding("statistics.values", "warning", message, place, measured, expected, RECOMPUTE, score)
+
+
+def _far(column: Column, entry: dict[str, np.ndarray], place: Place) -> Findings:
+    """Name dimensions whose values the recorded figures normalize to far ones, and the figures of the rows do not."""
+    rows = column.sample
+    if not len(rows):
+        return
+    q01, q99 = np.quantile(rows, [0.01, 0.99], axis=0)
+    own = Statistics(len(rows), rows.mean(0), rows.std(0), rows.min(0), rows.max(0), q01, q99)
+    wrong: dict[int, str] = {}
+    modes = list[DimensionMode]()
+    for mode in NEEDED:
+        if mode == "identity":
+            continue
+        try:
+            figures = parse_figures(entry, column.key, [mode] * column.width, column.width, place.file)
+        except DatasetError:
+            continue  # no training normalizes by it
+        fit = _fit(rows, figures, mode)
+        far = np.flatnonzero(fit.far & ~_fit(rows, own, mode).far).tolist()
+        wrong = {dim: fit.describe(column.key, dim, column.names) for dim in far} | wrong
+        modes += [mode] if far else []
+    if wrong:
+        dims = sorted(wrong)
+        named = ", ".join(wrong[dim] for dim in dims[:_MOST_NAMED])
+        more = f" and {len(dims) - _MOST_NAMED} more" if len(dims) > _MOST_NAMED else ""
+        message = f"normalized by {' and '.join(modes)} of the recorded statistics, values exceed {FAR:g}, in place of "
+        message += f"about 1, in {named}{more}"
+        place = replace(place, dimension=column.dimension(dims[0]))
+        yield Finding("statistics.far", "warning", message, place, len(dims), 0, RECOMPUTE, len(dims))
+
+
+def _fit(rows: np.ndarray, statistics: Statistics, mode: DimensionMode) -> Fit:
+    maps = offset_and_spread(statistics, mode)
+    return confront(rows, maps["offset"].astype(np.float64), maps["spread"].astype(np.float64))
 
 
 def _is_rounding(std: np.ndarray, true: dict[str, np.ndarray]) -> np.ndarray:

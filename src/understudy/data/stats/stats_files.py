@@ -91,7 +91,7 @@ def read_stats_file(
         if data.catalog.features[key].dtype != "bool":
             _refuse_booleans(raw.get(stored_key), stored_key, where)
         modes = [mode] * width if isinstance(mode, str) else list(mode[key])
-        statistics[key] = _parse_key(table[stored_key], stored_key, modes, width, where)
+        statistics[key] = parse_figures(table[stored_key], stored_key, modes, width, where)
     return statistics
 
 
@@ -143,10 +143,21 @@ def _refuse_booleans(entry: Any, key: str, where: str) -> None:
             raise DatasetError(problem, where=where, fix="restore the file, or compute them")
 
 
-def _parse_key(
+def parse_figures(
     entry: Mapping[str, np.ndarray], key: str, modes: Sequence[DimensionMode], width: int, where: str
 ) -> Statistics:
-    """Parse one key's figures, each [width]."""
+    """Parse one key's figures, each [width], for the modes of its dimensions.
+
+    Args:
+        entry: figure -> numbers of any shape.
+        key: name of the column, for errors.
+        modes: normalization of each dimension.
+        width: its dimensions.
+        where: name of the file, for errors.
+
+    Raises:
+        DatasetError: a figure that a mode needs is absent or not finite, has another width, or contradicts another.
+    """
     for mode in dict.fromkeys(modes):
         if lacking := [name for name in NEEDED[mode] if name not in entry]:
             would = [repr(other) for other in NEEDED if NEEDED[other] and all(name in entry for name in NEEDED[other])]

@@ -2,8 +2,8 @@
 
 Statistics of a file, of released weights or of an initial policy may be those of other units, of absolute actions in
 place of differences, or of a robot whose gripper never moved. So may those of a norm head that several sources share,
-for one of them. A line names the dimensions in which more than `SHARE` of the normalized values exceed `FAR`. Beyond
-`ABSURD`, the mean square that a loss begins with, the run is refused.
+for one of them. A line names the dimensions of far values (`data/stats/far_values.py`). Beyond `ABSURD`, the mean
+square that a loss begins with, the run is refused.
 
 A dimension is never divided by a spread that is tiny beside its range: training divides by the range there, and a line
 names it. That holds where the figures describe the rows but for rare values, and of weights also where one dimension
@@ -23,6 +23,7 @@ from understudy.batch_keys import ACTION, STATE
 from understudy.credentials import redact
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.read.rows import Rows
+from understudy.data.stats.far_values import FAR, NARROW, confront, rounding
 from understudy.data.stats.norm_heads import name_dimensions
 from understudy.data.stats.stats_files import RECORDED
 from understudy.data.stats.summary import LEAST_SHARE, TINY, DimensionMode, Statistics, check_finite, vector_widths
@@ -37,14 +38,8 @@ SEGMENTS = 64
 """Most segments of a source that are read; fewer of each where there are several sources."""
 SOURCES = 256
 """Most sources that are confronted."""
-FAR = 20.0
-"""Magnitude of a normalized value that is far: sound ones are of about 1."""
-SHARE = 0.01
-"""Share of far values from which a dimension is named."""
 ABSURD = 1000.0
 """Mean square of the normalized values of a vector from which a run is refused; sound ones have about 1."""
-NARROW = 0.01
-"""Half the range of the normalized values below which a dimension is named."""
 RARE = 0.02
 """Most values outside the quantiles that describe a dimension."""
 _CACHE = 256 << 20
@@ -200,7 +195,7 @@ def with_ranges(
             continue
         rows, rest = sample()[key], statistics.q01
         low, high = np.minimum(rows.min(0), rest), np.maximum(rows.max(0), rest)
-        away = (np.abs(rows - np.where(equal, rest, 0)) > _noise(rows)).mean(0)
+        away = (np.abs(rows - np.where(equal, rest, 0)) > rounding(rows)).mean(0)
         if (wrong := np.flatnonzero(equal & (away > RARE))).size:
             dim = int(wrong[0])
             ends = np.quantile(rows[:, dim], [0.01, 0.99])
@@ -215,11 +210,6 @@ def with_ranges(
             max=np.where(equal, high, statistics.max),
         )
     return completed
-
-
-def _noise(rows: np.ndarray) -> np.ndarray:
-    """Range, float64 [dim], below which the values of rows [n, dim] are one number and its rounding."""
-    return np.maximum(1e-6, 1e-5 * np.abs(rows).max(0))
 
 
 def settle(
@@ -263,7 +253,7 @@ def _mend(normalization: Record, samples: Samples, head: int, numbers: Sequence[
         width = rows.shape[1]
         offset, spread = (_of_head(normalization, key, name, head)[:width] for name in ("offset", "spread"))
         low, high = rows.min(0), rows.max(0)
-        half, noise = (high - low) / 2, _noise(rows)
+        half, noise = (high - low) / 2, rounding(rows)
         distance = np.abs(rows - offset)
         far = (distance > np.maximum(FAR * spread, noise)).mean(0)
         rests = 2 * half <= noise
@@ -323,22 +313,15 @@ def _confront(
         width = rows.shape[1]
         offset, spread = (_of_head(normalization, key, name, head)[:width] for name in ("offset", "spread"))
         names = data.training[number].catalog.features[key].dimension_names
-        noise, distance = _noise(rows), np.abs(rows - offset)
-        moved = distance > noise
-        scaled = np.divide(distance, spread, out=np.where(moved, np.inf, 0.0), where=spread > 0)
-        share = (scaled > FAR).mean(0)
+        fit = confront(rows, offset, spread)
         chosen = np.array([mode != "identity" for mode in modes[key]]) if key in modes else np.ones(width, bool)
-        bad = chosen & (share > SHARE)
-        for dim in np.flatnonzero(bad).tolist():
-            constant = spread[dim] == 0
-            typical = f"constant {offset[dim]:.4g}" if constant else f"typically {np.median(scaled[:, dim]):.3g}"
-            far_dims.append(f"{name_dimensions(key, [dim], names)} {share[dim]:.0%} ({typical})")
-        square = float((scaled[:, bad] ** 2).mean(0).sum() / width) if bad.any() else 0.0
+        bad = chosen & fit.far
+        far_dims += [fit.describe(key, dim, names) for dim in np.flatnonzero(bad).tolist()]
+        square = float((fit.magnitude[:, bad] ** 2).mean(0).sum() / width) if bad.any() else 0.0
         if square > ABSURD:
             absurd.append((square, key))
-        half = (rows.max(0) - rows.min(0)) / 2
-        narrow = chosen & (2 * half > noise) & (spread > 0) & (half < NARROW * spread) & ~bad
-        narrow_dims += [f"{name_dimensions(key, [dim], names)}" for dim in np.flatnonzero(narrow).tolist()]
+        narrow = np.flatnonzero(chosen & fit.narrow).tolist()
+        narrow_dims += [name_dimensions(key, [dim], names) for dim in narrow]
     where = f"source {data.names[number]!r}, " if len(data.names) > 1 else ""
     named = _shortened(far_dims)
     if absurd and origin.refuses:
