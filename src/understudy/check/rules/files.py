@@ -19,6 +19,7 @@ from understudy.check.row_facts import RowFacts
 from understudy.check.rules.pairing import claimed_ids
 from understudy.data.check_files import describe_unlisted, unlisted_files
 from understudy.data.format.catalog import INFO, Catalog
+from understudy.data.read.row_lengths import lengths_of_rows
 from understudy.errors import DatasetError, SourceError
 from understudy.plural import plural
 
@@ -59,7 +60,8 @@ def check_rows(catalog: Catalog, facts: RowFacts, videos: VideoFacts | None = No
     has_rows = facts.is_known(facts.found) & (lengths > 0)
     has_rows[[row for key, row in facts.absent if key == "episode_index"]] = False  # the cause is in `_unreadable`
     short = np.flatnonzero(has_rows & (facts.found != lengths) & ~facts.is_split & ~facts.is_doubtful)
-    agree = _videos_agree(catalog, facts, videos)
+    by_rows = _confirmed_lengths(catalog, videos) if len(short) else lengths
+    agree = (by_rows != lengths) & (by_rows == facts.found)
     for row in short[:20].tolist():
         count, length = int(facts.found[row]), int(lengths[row])
         message = f"meta/ gives {plural(length, 'frame')}, the file has {plural(count, 'row')} of the episode"
@@ -67,14 +69,16 @@ def check_rows(catalog: Catalog, facts: RowFacts, videos: VideoFacts | None = No
         score = float(abs(count - length))
         fix = drop(place.episodes)
         if agree[row]:
-            message += f", its videos {count}, too: only meta/ is wrong"
-            fix = f"{correct('the length of the episode', 'meta/episodes')} to {count}, or {fix}"
+            message += f", its videos {count}, too" if catalog.episodes.videos else " and they are whole"
+            message += ": only meta/ is wrong"
+            fix = _TAKE_LENGTHS
         yield Finding("rows.count", "error", message, place, count, length, fix, score)
     if len(short) > 20:
         place = Place.from_rows(catalog, short[20:])
         message = f"the same for {plural(len(place.episodes), 'more episode')}"
-        message += "; rows and videos agree: only meta/ is wrong" if agree[short].all() else ""
-        yield Finding("rows.count", "error", message, place, fix=drop(place.episodes))
+        all_agree = bool(agree[short].all())
+        message += "; rows and videos agree: only meta/ is wrong" if all_agree else ""
+        yield Finding("rows.count", "error", message, place, fix=_TAKE_LENGTHS if all_agree else drop(place.episodes))
     yield from _about(catalog, facts.is_split, "rows.split", "error", "the rows are not contiguous in the file")
     if facts.orphans:
         rows, episodes = sum(facts.orphans.values()), sorted(facts.orphans)
@@ -92,16 +96,13 @@ def check_rows(catalog: Catalog, facts: RowFacts, videos: VideoFacts | None = No
     yield from _index(catalog, facts)
 
 
-def _videos_agree(catalog: Catalog, facts: RowFacts, videos: VideoFacts | None) -> np.ndarray:
-    """Return the episodes whose videos, one file each, hold as many frames as the data file has rows: bool (N,)."""
-    counts = []
-    for camera, opened in (videos.files if videos is not None else {}).items():
-        file = catalog.videos(camera).file
-        is_own = (file >= 0) & (np.bincount(file[file >= 0], minlength=1)[np.maximum(file, 0)] == 1)
-        of_file = {video.file: video.count for video in opened}
-        found = np.array([of_file.get(number, -1) for number in file.tolist()])
-        counts.append(is_own & (found == facts.found))
-    return np.all(counts, axis=0) if counts else np.zeros(len(catalog.episodes), bool)
+_TAKE_LENGTHS = f"{EDIT} --lengths rows"
+
+
+def _confirmed_lengths(catalog: Catalog, videos: VideoFacts | None) -> np.ndarray:
+    """Return the lengths, int64 (N,), that `edit --lengths rows` takes; those of meta/ if videos are unread."""
+    is_read = videos is not None or not catalog.episodes.videos
+    return lengths_of_rows(catalog) if is_read else catalog.episodes.lengths
 
 
 def _about(catalog: Catalog, is_odd: np.ndarray, rule: str, severity: Severity, message: str) -> Findings:

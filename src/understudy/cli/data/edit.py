@@ -71,6 +71,9 @@ class EditConfig(WorkersConfig):
     """Side that decides where names (places) of data files and their columns (`episode_index`) name different episodes:
     `files` if data files and videos were renamed or joined together, `columns` if data files alone were. By default
     such episodes are refused in a dataset with videos."""
+    lengths: Literal["recorded", "rows"] = "recorded"
+    """Lengths of episodes: `recorded` in meta/, or those of the `rows` where these are whole and videos have as many
+    frames, so that only meta/ is wrong."""
     ignore_names: bool = False
     """Merge sources whose dimensions have other names; those of the first are kept."""
     robot_type: str = ""
@@ -134,6 +137,8 @@ class EditConfig(WorkersConfig):
             errors.append("task: give either one text for all frames, or `tasks`")
         if self.subtasks and self.subtasks_from:
             errors.append("subtasks: give either a file, or `subtasks_from`")
+        if self.pairing and self.lengths == "rows":
+            errors.append("lengths: give either `rows` or a pairing: edit with the pairing first, then its output")
         if (self.crf or 0) > 51 and self.codec in ("libx264", "libx265"):
             errors.append(f"crf: {self.crf}: the scale of {self.codec} ends at 51")
         if self.cameras and not self.encodes():
@@ -176,7 +181,23 @@ def edit(config: EditConfig) -> int:
         return 0
     out = open_output(config.paths[-1])
     catalogs = [Catalog.open(path, pairing=config.pairing or None) for path in config.paths[:-1]]
+    if config.lengths == "rows":
+        catalogs = [_with_lengths_of_rows(catalog) for catalog in catalogs]
     return write_and_print(make_plans(config, catalogs, out), out, config)
+
+
+def _with_lengths_of_rows(catalog: "Catalog") -> "Catalog":
+    """Return a catalog with the lengths of whole rows, and name the episodes whose length changes."""
+    from understudy.data.format.episode_table import describe_ids
+    from understudy.data.read.row_lengths import with_lengths_of_rows
+
+    counted = with_lengths_of_rows(catalog)
+    changed = counted.episodes.lengths != catalog.episodes.lengths
+    if changed.any():
+        count = plural(int(changed.sum()), "episode has", "episodes have")
+        ids = describe_ids(catalog.episodes.ids[changed])
+        warnings.warn(f"{catalog.root}: {count} the length of its rows, not that of meta/: {ids}", stacklevel=2)
+    return counted
 
 
 def open_output(path: str) -> "Path | Bucket":

@@ -9,7 +9,7 @@ frames than the tables list (`Videos.first_by_time`).
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,8 +141,22 @@ def read_episodes(
     features: dict[str, Feature],
     tasks: dict[int, str],
     oddities: list[str],
+    lengths_by_id: Mapping[int, int] | None = None,
 ) -> EpisodeTable:
-    """Read the episode table. A video that no other episode shares starts with its episode's first frame."""
+    """Read the episode table. A video that no other episode shares starts with its episode's first frame.
+
+    Args:
+        files: the dataset's files.
+        layout: that of its version.
+        info: content of info.json.
+        features: the features by key; those of videos have places in files.
+        tasks: text by task_index.
+        oddities: receives irregularities of the metadata.
+        lengths_by_id: lengths to take in place of the recorded ones, one for each episode id.
+
+    Raises:
+        DatasetError: a table cannot be read, or contradicts itself.
+    """
     where = files.where(layout.episodes)
     cameras = [key for key, feature in features.items() if feature.is_video]
     table = _read_packed(files, cameras) if layout.is_packed else read_columns(files, layout.episodes, _EPISODES_SCHEMA)
@@ -150,6 +164,8 @@ def read_episodes(
     order = _check_episodes(ids, lengths, where)
     table = table if np.array_equal(order, np.arange(len(order))) else table.take(pa.array(order))
     ids, lengths = ids[order], lengths[order]
+    if lengths_by_id is not None:
+        lengths = np.array([lengths_by_id[episode] for episode in ids.tolist()], np.int64)
 
     index_from = np.cumsum(lengths) - lengths
     lists_places = False

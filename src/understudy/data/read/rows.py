@@ -179,6 +179,12 @@ class _Bad(NamedTuple):
     fix: str = "repair meta/ or the file, or leave the episode out"
 
 
+_LENGTH_FIX = (
+    "`understudy edit SRC OUT --lengths rows` where `understudy check` says that only meta/ is wrong; else repair the "
+    "file, or leave the episode out"
+)
+
+
 @dataclass(frozen=True)
 class _DataFile:
     """Columns of one data file, and the place of its episodes."""
@@ -460,7 +466,8 @@ class Rows(ProcessLocal):
                 bad[row] = _Bad(f"the rows of episode {episode} are not contiguous")
                 continue
             if count != length:
-                bad[row] = _Bad(f"episode {episode} has length {length} in meta/, the file {count} rows of it")
+                reason = f"episode {episode} has length {length} in meta/, the file {count} rows of it"
+                bad[row] = _Bad(reason, _LENGTH_FIX)
                 continue
             frame[span], episodes[span] = np.arange(length), episode
             index[span] = np.arange(length) + table.index_from[row]
