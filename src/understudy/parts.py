@@ -3,7 +3,7 @@
 A part is a tuple of items, and its result depends on nothing but them. So results are the same for any number of
 processes, and a part whose process was killed is computed again. With a folder each result is a file of it, named by a
 hash of all that the result depends on: a later call with the same work continues there. A file that is cut or damaged
-does not count (`part_files`).
+does not count (`part_files.py`).
 """
 
 import ctypes

@@ -20,7 +20,6 @@ from support.batches import batches, least_memory, same
 from support.datasets import Spec, episode_pictures, write_dataset, write_video
 from support.refusals import refused
 from understudy.bytesize import parse_bytes
-from understudy.cancel import Cancelled, cancel_when
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.read import video_frames
 from understudy.load.images import buffer_pool as buffers_
@@ -32,6 +31,7 @@ from understudy.load.loader_threads import WorkerPool
 from understudy.order import Order
 from understudy.order.sample_random import SampleRng
 from understudy.storage.byte_source import ByteSource
+from understudy.storage.cancel import Cancelled, cancel_when
 from understudy.video import packets
 from understudy.video.decoder import FrameDecoder
 from understudy.video.index import PacketRun

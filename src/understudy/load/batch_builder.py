@@ -11,7 +11,6 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from understudy.cancel import Cancelled
 from understudy.errors import DatasetError, SourceError
 from understudy.load.batch_request import Batch, BatchRequest
 from understudy.load.images.clip_reader import (
@@ -29,6 +28,7 @@ from understudy.load.images.planes import PlanePacker
 from understudy.load.memory_plan import MemoryPlan
 from understudy.load.mixed_batches import RowBatches
 from understudy.order.sample_random import SampleRng
+from understudy.storage.cancel import Cancelled
 from understudy.video.depth import AnyConverter
 
 SPAN = 64

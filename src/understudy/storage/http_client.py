@@ -25,9 +25,9 @@ from http.client import HTTPResponse
 from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from understudy.cancel import Cancelled, is_cancelled
 from understudy.credentials import strip_credentials
 from understudy.errors import DatasetError, SourceError
+from understudy.storage.cancel import Cancelled, is_cancelled
 from understudy.storage.remote_options import RetryPolicy, TransientError, should_stop
 
 T = TypeVar("T")

@@ -27,10 +27,10 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from understudy.atomic import write_text
-from understudy.cancel import Cancelled, cancel_when
 from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage import locks
 from understudy.storage.byte_source import CHANGED, RESTART, ByteSource
+from understudy.storage.cancel import Cancelled, cancel_when
 from understudy.storage.dataset_version import DatasetVersion, Stat, VersionCheck
 from understudy.storage.disk_cache import Claim, DiskCache, Entry
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy, call_with_retries, should_stop

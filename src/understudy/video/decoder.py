@@ -20,8 +20,8 @@ from itertools import chain
 import av
 import numpy as np
 
-from understudy.cancel import Cancelled, is_cancelled
 from understudy.errors import DatasetError
+from understudy.storage.cancel import Cancelled, is_cancelled
 from understudy.video.codec_pool import CodecKey, PooledContext, borrow, decoder_bytes, frame_bytes, give_back
 from understudy.video.native.loops import decode_packets, load_loops
 from understudy.video.orientation import turn_frame

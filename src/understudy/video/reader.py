@@ -52,7 +52,7 @@ class VideoCursor(Protocol):
 
         Raises:
             DatasetError: a frame cannot be decoded; the message names it.
-            Stopped: this thread's work was cancelled (`cancel.py`); checked before each run of packets.
+            Stopped: this thread's work was cancelled (`storage/cancel.py`); checked before each run of packets.
         """
 
     def park(self) -> None:
