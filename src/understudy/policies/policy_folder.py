@@ -37,7 +37,8 @@ from understudy.hub.ids import SCHEME, model_id
 from understudy.optional_packages import MissingExtraError
 from understudy.policies.model_card import FILE as CARD
 from understudy.policies.model_card import is_unchanged, make_card
-from understudy.policies.own_code.types import CODE, code_of
+from understudy.policies.own_code.copies import is_copy
+from understudy.policies.own_code.types import write_code
 from understudy.policies.registry import policy_type, stored_type, type_functions
 from understudy.policies.weight_files import TensorReader, WeightFiles
 from understudy.records import Record
@@ -84,8 +85,7 @@ def save(
         contract = facts.pop(CONTRACT, None)
         content = {**asdict(config), **copy_files(config, fresh), **({METADATA: facts} if facts else {})}
         (fresh / CONFIG).write_text(json.dumps({"type": config.type, **content}, indent=2) + "\n")
-        if (code := code_of(config.type)) is not None:
-            (fresh / CODE).write_bytes(code)
+        write_code(config.type, fresh)
         (fresh / NORMALIZATION).write_text(json.dumps(normalization, indent=2) + "\n")
         # safetensors wants plain contiguous CPU tensors; a float32 weight keeps its bits.
         plain = {config.stored_name(name): weight.detach().cpu().contiguous() for name, weight in weights.items()}
@@ -143,8 +143,9 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
         return
     files = policy_type(kind).settings.FILES
     for entry in entries:
-        is_ours = entry.name in (CONFIG, NORMALIZATION, WEIGHTS, FILE, CARD, CODE, checksums.FILE)
-        if not (is_ours and entry.is_file() and not entry.is_symlink()) and not is_policy_file(files, entry):
+        is_ours = entry.name in (CONFIG, NORMALIZATION, WEIGHTS, FILE, CARD, checksums.FILE)
+        is_file = is_ours and entry.is_file() and not entry.is_symlink()
+        if not (is_file or is_copy(entry) or is_policy_file(files, entry)):
             raise FileExistsError(f"{directory} holds {entry.name}, which is not a file of a policy: {fix}")
     try:
         stored = stored_type(_object(target / CONFIG))

@@ -57,7 +57,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def forget() -> None:
     """Forget the imported files and those that were named, as a new process does."""
     types._types.clear()
-    types._contents.clear()
+    types._imported.clear()
     os.environ[trusted.NAMED] = ""
 
 

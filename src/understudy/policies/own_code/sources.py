@@ -1,8 +1,9 @@
 """A Python file and each local module that it imports, by reading alone: nothing is imported or executed.
 
 A local module belongs neither to Python nor to an installed package. Its file lies beside the code, in a folder of
-`PYTHONPATH`, or elsewhere on `sys.path`. Import statements are followed wherever they are in a file, in functions,
-too, and `import_module` and `__import__` with a literal name.
+`PYTHONPATH`, or elsewhere on `sys.path`; that of a copy (`copies.py`) in the folder `policy_code` beside it. Import
+statements are followed wherever they are in a file, in functions, too, and `import_module` and `__import__` with a
+literal name.
 """
 
 import ast
@@ -20,6 +21,10 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import NamedTuple
 
+CODE = "policy_code.py"
+"""Name of the copy of a file in runs and exported folders."""
+MODULES = "policy_code"
+"""Folder beside such a copy with its local modules, which come before those of other folders."""
 MAX_BYTES = 1 << 22
 """Largest file that is read as code."""
 MAX_MODULES = 4096
@@ -134,7 +139,7 @@ def _local_modules(path: Path, content: bytes) -> dict[str, Module]:
         parent = name.rpartition(".")[0]
         if parent and parent not in modules:
             continue  # its package is not local, or has no such module
-        module = _find_module(name, modules.get(parent), path.parent)
+        module = _find_module(name, modules.get(parent), path)
         if module is None:
             continue
         modules[name] = module
@@ -189,22 +194,23 @@ def _absolute(name: str, package: str) -> str:
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    parts = name.split(".")
+    parts = name.split(".") if name else []
     for count in range(1, len(parts) + 1):
         yield ".".join(parts[:count])
 
 
-def _find_module(name: str, parent: Module | None, beside: Path) -> Module | None:
-    """Return a local module; None where there is none of this name, or an installed one comes first."""
+def _find_module(name: str, parent: Module | None, path: Path) -> Module | None:
+    """Return a local module of the file `path`; None where there is none of this name, or an installed one is first."""
     if parent is not None:
         return _module_in(parent.folder, name) if parent.folder is not None else None
     if is_of_python(name):
         return None
     found = find_elsewhere(name, None)
-    if found is None:
-        return _module_in(beside, name)
-    if found.installed:
+    if found is not None and found.installed:
         return None
+    copied = _module_in(path.parent / MODULES, name) if path.name == CODE else None
+    if copied is not None or found is None:
+        return copied or _module_in(path.parent, name)
     for place in found.spec.submodule_search_locations or ():
         return _module_in(Path(place).parent, name)
     return _module_in(Path(found.spec.origin).parent, name) if found.spec.origin else None

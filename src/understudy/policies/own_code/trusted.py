@@ -46,6 +46,17 @@ def is_trusted(digest: str, path: Path) -> bool:
     return is_named_now(digest, path) or _line(digest, path) in _read()
 
 
+def named_places(digest: str) -> list[Path]:
+    """Return the paths at which this user has named code of a digest by hand, now or before."""
+    places = []
+    for line in sorted({*os.environ.get(NAMED, "").split("\n"), *_read()}):
+        with suppress(ValueError):
+            entry = json.loads(line)
+            if isinstance(entry, dict) and entry.get("sha256") == digest and isinstance(entry.get("path"), str):
+                places.append(Path(entry["path"]))
+    return places
+
+
 def trust(digest: str, path: Path) -> None:
     """Trust code that the user names by hand: in this process, in those that it starts, and by the list later on.
 

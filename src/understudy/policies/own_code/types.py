@@ -5,30 +5,30 @@ form. Neither form is a reason to import anything: folders and settings files co
 in two cases alone:
 
   - the user names it now: `--policy.type FILE.py:NAME`, `--policy-code FILE`, `UNDERSTUDY_POLICY_CODE`, or in Python;
-  - the user named it before, and neither the file nor a local module that it imports has changed (`trusted.py`).
+  - the user named it before, and neither the file nor a local module that it imports has changed (`trusted.py`). Where
+    the file of a folder is gone, equal code at another place that the user named takes its place.
 """
 
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from understudy.policies.own_code import trusted
+from understudy.policies.own_code.copies import write_copy
 from understudy.policies.own_code.importer import import_sources
-from understudy.policies.own_code.sources import Sources, read_sources
+from understudy.policies.own_code.sources import CODE, Sources, read_sources
 
-CODE = "policy_code.py"
-"""Name of the copy in runs and exported folders, for readers: it is not imported from there."""
 GIVEN = "UNDERSTUDY_POLICY_CODE"
 """Environment variable with the file that a user gives."""
 
 logger = logging.getLogger(__name__)
 _types: dict[str, Any] = {}
 """Imported objects by stored type."""
-_contents: dict[str, bytes] = {}
-"""Bytes of their files."""
+_imported: dict[str, Sources] = {}
+"""Their files and local modules."""
 _warned: set[tuple[str, str]] = set()
 """Names and checksums of the code that a warning has named."""
 
@@ -106,7 +106,7 @@ def import_type(kind: str, expected: type) -> Any:
         names = [other for other, value in vars(module).items() if isinstance(value, expected)]
         there = f"there is {', '.join(names)}" if names else f"it has none; add {name} = {expected.__name__}(...)"
         raise ValueError(f"{sources.path}: {name} is not a {expected.__name__} of this file; {there}")
-    _contents[kind] = sources.content
+    _imported[kind] = sources
     _types[kind] = getattr(module, name)
     return _types[kind]
 
@@ -140,6 +140,8 @@ def _trusted_sources(file: str, name: str, digest: str, *, is_given: bool) -> So
     try:
         sources = read_sources(file)
     except OSError as error:
+        if (copy_of := _named_copy(digest)) is not None and not is_given:
+            return copy_of
         fix = "give the file with --policy-code FILE, or load_policy(code=FILE)"
         copy = "" if is_given else f"; its folder has a copy, {CODE}, to read"
         raise ValueError(f"{what}, which cannot be read ({error.strerror}); {fix}{copy}") from error
@@ -162,13 +164,28 @@ def _trusted_sources(file: str, name: str, digest: str, *, is_given: bool) -> So
     return sources
 
 
+def _named_copy(digest: str) -> Sources | None:
+    """Return code of a digest from a place where this user has named it by hand, if it is still there."""
+    for path in trusted.named_places(digest):
+        with suppress(OSError, ValueError):
+            sources = read_sources(path)
+            if sources.digest == digest and trusted.is_trusted(digest, sources.path):
+                return sources
+    return None
+
+
 def _with_modules(sources: Sources) -> str:
     return f", with {', '.join(sorted(sources.modules))}" if sources.modules else ""
 
 
-def code_of(kind: str) -> bytes | None:
-    """Return the imported code of a type; None for types of packages."""
-    return _contents.get(kind)
+def write_code(kind: str, folder: Path) -> None:
+    """Write the imported code of a type into a folder (`copies.py`); nothing for types of packages.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    if kind in _imported:
+        write_copy(_imported[kind], folder)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ validation/     loss sums of each episode, step-00001000.npz … (`train/validat
 imagined.png    imagined futures of the latest validation (`train/validation/imagined.py`)
 report.html     the report
 policy_code.py  code of a policy that is not in a package (`policies/own_code`)
+policy_code/    its local modules, if any
 STOP            a file that stops the run like a signal (`distributed/signals.py`); the run removes it
 """
 
@@ -36,7 +37,8 @@ from understudy.errors import ConfigError, RunInUseError
 from understudy.hub.download import pull
 from understudy.hub.ids import model_id, near_path, parse_address
 from understudy.optional_packages import optional_imports
-from understudy.policies.own_code.types import CODE, code_of, pin_missing
+from understudy.policies.own_code.sources import CODE, MODULES
+from understudy.policies.own_code.types import pin_missing, write_code
 from understudy.train.checkpoint import checksums
 from understudy.train.paths import find_moved
 
@@ -198,7 +200,15 @@ class RunDir:
             raise ConfigError(f"{self.root}: this is a dataset, and a run would mix with it; use another --output-dir")
         if self.root.exists() and not self.root.is_dir():
             raise ConfigError(f"{self.root}: is a file, and a run is a folder; use another --output-dir")
-        others = (self.root / CODE, self.policy, self.rollouts, self.validation, self.imagined, self.report)
+        others = (
+            self.root / CODE,
+            self.root / MODULES,
+            self.policy,
+            self.rollouts,
+            self.validation,
+            self.imagined,
+            self.report,
+        )
         taken = [path for path in others if path.exists()]
         taken += [path for path in (self.metrics,) if path.exists() and (path.is_dir() or path.stat().st_size)]
         taken += [path for path in (self.checkpoints,) if path.exists() and (path.is_file() or any(path.iterdir()))]
@@ -227,8 +237,7 @@ class RunDir:
         """
         self.refuse_existing()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        if (code := code_of(config.policy.type)) is not None:
-            (self.root / CODE).write_bytes(code)
+        write_code(config.policy.type, self.root)
         facts = {"format": FORMAT, **record, "frames": hashlib.sha256(frames).hexdigest()}
         write_text(self.order, json.dumps(checksums.add_seal(facts), indent=2))
         write_bytes(self.frames, frames)  # behind order.json: without it, the file is not of a run
@@ -248,7 +257,7 @@ class RunDir:
             return
         for path in (self.config, self.frames, self.order, self.metrics, self.imagined, self.root / CODE):
             path.unlink(missing_ok=True)
-        for folder in (self.rollouts, self.validation, *self.checkpoints.glob("best-*")):
+        for folder in (self.root / MODULES, self.rollouts, self.validation, *self.checkpoints.glob("best-*")):
             shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
             self.checkpoints.rmdir()  # only if it is empty
