@@ -24,7 +24,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format import layouts
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import EpisodeTable
-from understudy.storage import mapped_tables
+from understudy.storage import mapped_tables, table_file
 
 LENGTHS = (6, 9, 4, 7)
 CAMERAS = ("observation.images.top", "observation.images.wrist")
@@ -292,13 +292,13 @@ def test_small_and_quick_results_have_no_file(tables: Path, monkeypatch: pytest.
 def test_large_file_is_compared_with_its_checksums_once(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_tables, "_CHECKED_ONCE", 1000)
     summed: list[int] = []
-    checksum = mapped_tables.zlib.crc32
+    checksum = table_file.zlib.crc32
 
     def crc32(data: Any) -> int:
         summed.append(memoryview(data).nbytes)
         return checksum(data)
 
-    monkeypatch.setattr(mapped_tables.zlib, "crc32", crc32)
+    monkeypatch.setattr(table_file.zlib, "crc32", crc32)
 
     def read() -> tuple[bool, bool]:
         """Whether the table was made, and whether its content was compared."""
@@ -332,7 +332,7 @@ def test_large_file_is_compared_with_its_checksums_once(tables: Path, monkeypatc
 
 
 def test_eight_starts_at_once_make_one_table(root: Path, tables: Path, tmp_path: Path) -> None:
-    write, journal = mapped_tables._write, tmp_path / "made"
+    write, journal = mapped_tables.write_table, tmp_path / "made"
     ready, go = os.pipe()
     children = []
     for _ in range(8):
@@ -340,7 +340,7 @@ def test_eight_starts_at_once_make_one_table(root: Path, tables: Path, tmp_path:
         if child == 0:
             status = 1
             try:
-                mapped_tables._write = lambda path, table: (  # type: ignore[assignment]
+                mapped_tables.write_table = lambda path, table: (  # type: ignore[assignment]
                     os.write(os.open(journal, os.O_CREAT | os.O_APPEND | os.O_WRONLY), f"{path.name}\n".encode()),
                     write(path, table),
                 )

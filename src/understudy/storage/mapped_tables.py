@@ -1,9 +1,9 @@
 """Large tables in memory-mapped files: one copy per host instead of one per process.
 
-Eight ranks that read a dataset of ten million episodes then share one table. A file is a pickle of protocol 5, whose
-arrays follow it in memory that is mapped, with checksums. It is replaced in one step and never modified; its name is
-the hash of its inputs. It is read only if this user alone can have written it. Each process keeps its own copy of a
-small table, and of every table if no local folder can hold the files (not writable, full, or on a network file system).
+Eight ranks that read a dataset of ten million episodes then share one table. A file is Arrow IPC with checksums
+(`table_file.py`). It is replaced in one step and never modified; its name is the hash of its inputs. It is read only if
+this user alone can have written it. Each process keeps its own copy of a small table, and of every table if no local
+folder can hold the files (not writable, full, or on a network file system).
 
 Tables follow from each other (`share`). A mapped file among the inputs is a part of the key by its name, which is the
 hash of all its own inputs. So a key costs nothing, and a new first table leads to new names of all others.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
 import math
 import mmap
 import os
@@ -22,7 +21,6 @@ import pickle
 import tempfile
 import time
 import warnings
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache as remember
 from functools import partial
@@ -33,18 +31,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from understudy._version import __version__
-from understudy.atomic import replace_file
 from understudy.errors import DatasetError
 from understudy.storage import locks
 from understudy.storage.cache_budget import evict_files
+from understudy.storage.table_file import FORMAT, Mapped, map_file, open_table, size_of, write_table
 
 MIN_ROWS = 100_000
 """Least number of rows of a shared table."""
 BUDGET = 16 << 30
 """Bytes of all files; the least recently used are removed first. A removed file stays readable while it is mapped."""
 
-_MAGIC = b"understudy table 2\n"
-_ALIGNED = 64
 _LARGE = 1 << 20  # bytes of a result that has a file
 _SLOW = 0.02  # or seconds to make it
 _CHECKED_ONCE = 1 << 24  # bytes from which a file is compared with its checksums once until the host restarts
@@ -103,12 +99,10 @@ def share(make: Callable[[], T], *inputs: Any, cache: str = "") -> T:
     key = hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def make_measured() -> tuple[T, bool]:
-        buffers: list[pickle.PickleBuffer] = []
         begun = time.thread_time()
         table = make()
         seconds = time.thread_time() - begun
-        size = len(pickle.dumps(table, protocol=5, buffer_callback=buffers.append))
-        return table, seconds > _SLOW or size + sum(buffer.raw().nbytes for buffer in buffers) >= _LARGE
+        return table, seconds > _SLOW or size_of(table) >= _LARGE
 
     return once_per_host(key, make_measured, cache)
 
@@ -125,12 +119,9 @@ def _contiguous(arrays: Arrays) -> Arrays:
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
-@remember
 def code_version() -> list[Any]:
-    """Version, and size and time of each source file: all code that makes tables."""
-    root = Path(__file__).parents[1]
-    files = [(str(path.relative_to(root)), path.stat()) for path in sorted(root.rglob("*.py"))]
-    return [__version__, np.__version__, *((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)]
+    """Versions of all that makes tables: of their format, of this package and of NumPy."""
+    return [FORMAT, __version__, np.__version__]
 
 
 def _mark(part: Any) -> tuple[Any, ...]:
@@ -184,7 +175,7 @@ def is_network(path: str) -> bool:
 def _store(path: Path, table: T) -> T:
     """Write a table and return it mapped; return it unchanged if that fails."""
     try:
-        _write(path, table)
+        write_table(path, table)
         evict_files(path.parent, BUDGET, keep=path)
     except OSError as error:
         problem = f"{path.parent}: a table cannot be shared by the processes of this host: {error.strerror}"
@@ -194,49 +185,23 @@ def _store(path: Path, table: T) -> T:
     return table if mapped is None else mapped[0]
 
 
-def _write(path: Path, table: object) -> None:
-    buffers: list[pickle.PickleBuffer] = []
-    body = pickle.dumps(table, protocol=5, buffer_callback=buffers.append)
-    parts: list[bytes | memoryview] = [body, *(buffer.raw() for buffer in buffers)]
-    head = json.dumps([[len(part), zlib.crc32(part)] for part in parts]).encode()
-    head = b"%s%020d %010d\n%s" % (_MAGIC, len(head), zlib.crc32(head), head)
-    with replace_file(path) as draft, draft.open("wb") as file:
-        for part in (head, *parts):
-            file.write(part)
-            file.write(bytes(-len(part) % _ALIGNED))
-
-
 def _open(path: Path) -> tuple[Any] | None:
     """Map the table of a file; None if it is missing, damaged or another user's."""
+    lock = Path(f"{path}.lock")
     try:
-        (whole, stat), lock = _map(path), Path(f"{path}.lock")
+        stat = path.stat()
         mark = f"{_boot()} {stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns}"
-        is_checked = (
-            len(whole) >= _CHECKED_ONCE and bool(_boot()) and lock.exists() and lock.read_text(encoding="utf-8") == mark
-        )
-        begin = len(_MAGIC) + 32
-        size, checksum = (int(text) for text in bytes(whole[len(_MAGIC) : begin]).split())
-        head = bytes(whole[begin : begin + size])
-        if bytes(whole[: len(_MAGIC)]) != _MAGIC or zlib.crc32(head) != checksum:
-            return None
-        place, parts = _align(begin + size), []
-        for size, checksum in json.loads(head):
-            parts.append(whole[place : place + size])
-            if not is_checked and zlib.crc32(parts[-1].data) != checksum:
-                return None
-            place = _align(place + size)
-        if place != len(whole):
-            return None
-        if not is_checked and len(whole) >= _CHECKED_ONCE:
+        is_large = stat.st_size >= _CHECKED_ONCE
+        is_checked = is_large and bool(_boot()) and lock.exists() and lock.read_text(encoding="utf-8") == mark
+        table, _, opened = open_table(path, verify=not is_checked)
+        if (opened.st_ino, opened.st_size) != (stat.st_ino, stat.st_size):
+            return None  # it was replaced meanwhile
+        if is_large and not is_checked:
             lock.write_text(mark, encoding="utf-8")
         os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns))  # the time of access: it is in use
-        return (pickle.loads(parts[0].data, buffers=parts[1:]),)
-    except (OSError, ValueError, TypeError, AttributeError, ImportError, pickle.UnpicklingError):
+    except (OSError, ValueError):
         return None
-
-
-def _align(place: int) -> int:
-    return -(-place // _ALIGNED) * _ALIGNED
+    return (table,)
 
 
 @remember
@@ -245,18 +210,6 @@ def _boot() -> str:
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
-
-
-class _Mapped(np.memmap[Any, Any]):
-    """A file of tables."""
-
-
-def _map(path: Path) -> tuple[_Mapped, os.stat_result]:
-    with path.open("rb") as file:
-        stat = os.fstat(file.fileno())
-        if stat.st_uid != os.geteuid() or stat.st_mode & 0o022:
-            raise OSError("another user can have written it")
-        return _Mapped(file, np.uint8, "r"), stat
 
 
 # Pickles for a child process on this host hold the file and the position of a mapped array instead of a copy.
@@ -299,7 +252,7 @@ class _Pickler(pickle.Pickler):
 def _mapped_place(array: np.ndarray) -> tuple[str, int] | None:
     """File of a mapped array, and the offset of its first element; None for another array."""
     whole = next((base for base in _bases(array) if isinstance(base.base, mmap.mmap)), None)
-    if not isinstance(whole, _Mapped):
+    if not isinstance(whole, Mapped):
         return None
     return str(whole.filename), array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
 
@@ -325,7 +278,7 @@ class _Unpickler(pickle.Unpickler):
         path, identity, offset, kind, shape = place
         try:
             if path not in self._maps:
-                self._maps[path] = _map(Path(path))[0]
+                self._maps[path] = map_file(path)[0]
                 if _identity(path) != tuple(identity):
                     raise OSError("it was replaced by another file")
         except OSError as error:

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,12 @@ LENGTHS = (6, 9, 4, 7, 5, 8)
 
 
 @pytest.fixture(autouse=True)
-def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the files; any table of two rows has one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setattr(mapped_tables, "MIN_ROWS", 2)
     monkeypatch.setattr(mapped_tables, "_LARGE", 0)
-    mapped_tables.code_version.cache_clear()
-    yield tmp_path / "xdg" / "understudy" / "tables"
-    mapped_tables.code_version.cache_clear()
+    return tmp_path / "xdg" / "understudy" / "tables"
 
 
 @pytest.fixture
@@ -140,7 +138,6 @@ def test_another_version_makes_its_own_tables(
 ) -> None:
     start(config)
     there = files(tables)
-    mapped_tables.code_version.cache_clear()
     monkeypatch.setattr(mapped_tables, "__version__", "another")
     start(config)
     assert len(files(tables)) == 2 * len(there)
