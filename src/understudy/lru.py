@@ -44,6 +44,14 @@ class LRUCache(Generic[K, V]):
         self.pop(key)
         self._values[key] = value
         self.used += self._size(value)
+        return self._shrink()
+
+    def resize(self, capacity: int) -> list[V]:
+        """Set the capacity; return the values dropped for it."""
+        self.capacity = capacity
+        return self._shrink()
+
+    def _shrink(self) -> list[V]:
         dropped = []
         while self.used > self.capacity and len(self._values) > self._keep:
             oldest = self._values.popitem(last=False)[1]

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from support.datasets import SIDE, Spec, Truth, edit_json, expected, identity, write_dataset
 from support.refusals import refused, warned
 from support.videos import rgb
+from understudy.data import dataset
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 
@@ -139,7 +140,8 @@ def test_dataset_any_shape_reads_back(tmp_path_factory: pytest.TempPathFactory, 
 def test_dataset_images_in_rows_are_read_by_row_group(tmp_path: Path, one_row_group: bool) -> None:
     spec = Spec(lengths=(3, 4, 5), per_data_file=3, cameras=(), images=(PNG,), one_row_group=one_row_group)
     truth = write_dataset(tmp_path / "d", spec)
-    data = read_back(tmp_path / "d", truth, {PNG: [-0.1, 0.0]}, row_cache_bytes=0)
+    data = read_back(tmp_path / "d", truth, {PNG: [-0.1, 0.0]})
+    data.keep_rows(0, 0)
     data.sample(1, 0)
     assert list(data._stored._groups) == [(0, 0 if one_row_group else 1)]  # the one in use
     assert len(data._stored._groups.get((0, 0 if one_row_group else 1))) == (12 if one_row_group else 4)
@@ -325,17 +327,19 @@ def test_dataset_protocol_of_the_order(plain: tuple[Path, Truth]) -> None:
     assert EpisodeDataset(plain[0], keys=["action"]).reach == (0, 0)
 
 
-def test_dataset_caches_do_not_change_samples(plain: tuple[Path, Truth]) -> None:
+def test_dataset_caches_do_not_change_samples(plain: tuple[Path, Truth], monkeypatch: pytest.MonkeyPatch) -> None:
     root, truth = plain
     for rows, pictures in [(0, 0), (1 << 20, 3 * SIDE * SIDE * 5)]:
-        read_back(root, truth, {TOP: [-0.1, 0.0]}, row_cache_bytes=rows, frame_cache_bytes=pictures)
+        monkeypatch.setattr(dataset, "ROWS_IN_MEMORY", rows)
+        read_back(root, truth, {TOP: [-0.1, 0.0]}, frame_cache_bytes=pictures)
 
 
 def test_dataset_many_threads(plain: tuple[Path, Truth]) -> None:
     """Threads that share a dataset get the images they asked for, whether few are kept or all."""
     root, truth = plain
     for kept in (0, 3 * SIDE * SIDE * 4, 128 << 20):
-        data = EpisodeDataset(root, frame_cache_bytes=kept, row_cache_bytes=2_000)  # files are read again and again
+        data = EpisodeDataset(root, frame_cache_bytes=kept)
+        data.keep_rows(2_000, 2_000)  # files are read again and again
 
         def check(seed: int, data: EpisodeDataset = data) -> None:
             chosen = np.random.default_rng(seed).permutation(truth.frames)[:6]

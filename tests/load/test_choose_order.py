@@ -39,7 +39,6 @@ def facts(frames: int, gop: int, cameras: int = 1, *, of: tuple[int, int] = H264
         sample=cameras * 640 * 480 * 3,
         all_images=frames * cameras * frame,
         columns=(frames * 200,),
-        row_cache=256_000_000,
         is_remote=False,
         decode_ms=0.6 * cameras,
         pixels=640 * 480,

@@ -340,9 +340,9 @@ def test_eight_starts_at_once_make_one_table(root: Path, tables: Path, tmp_path:
         if child == 0:
             status = 1
             try:
-                mapped_tables.write_table = lambda path, table: (  # type: ignore[assignment]
+                mapped_tables.write_table = lambda path, table, durable: (  # type: ignore[assignment]
                     os.write(os.open(journal, os.O_CREAT | os.O_APPEND | os.O_WRONLY), f"{path.name}\n".encode()),
-                    write(path, table),
+                    write(path, table, durable),
                 )
                 os.close(go)
                 os.read(ready, 1)  # until the parent has started all

@@ -32,9 +32,18 @@ def same(one: Any, two: Any) -> bool:
 
 
 TABLES = {
-    "numbers": [np.arange(5), np.float32([[1, np.nan], [2, 3]]), np.zeros((0, 3), np.int16), np.array(7, np.uint8)],
+    "numbers": [
+        np.arange(5),
+        np.array([[1, np.nan], [2, 3]], np.float32),
+        np.zeros((0, 3), np.int16),
+        np.array(7, np.uint8),
+    ],
     "odd numbers": [np.array([True, False]), np.array([1 + 2j]), np.array(["ab", "c"]), np.arange(3, dtype=">i4")],
-    "halves": {"half": np.float16([1, 2]), "wide": np.longdouble([1.5]), "time": np.array([3], "M8[ns]")},
+    "halves": {
+        "half": np.array([1, 2], np.float16),
+        "wide": np.array([1.5], np.longdouble),
+        "time": np.array([3], "M8[ns]"),
+    },
     "order of axes": (np.asfortranarray(np.arange(6).reshape(2, 3)), np.arange(10)[::3]),
     "plain": {"a": None, 3: True, "b": (1, 2.5, float("nan"), float("inf"), "text"), "c": [], ("x", 1): {}},
     "scalars": (np.int64(3), np.float32(0.1), np.bool_(True)),

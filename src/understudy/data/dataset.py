@@ -21,6 +21,7 @@ from understudy.data.format.features import INDEX_KEYS
 from understudy.data.format.standard_keys import rename_keys
 from understudy.data.read.image_column import ImageColumns
 from understudy.data.read.returns import Returns, ReturnTarget
+from understudy.data.read.row_tables import RowTables
 from understudy.data.read.rows import Rows
 from understudy.data.read.sensors import Sensors
 from understudy.data.read.texts import EpisodePrompts, Responses
@@ -97,6 +98,9 @@ def check_columns(catalog: Catalog, keys: Sequence[str], episode: int) -> None:
 
 
 _NONE = np.empty(0, np.int64)
+ROWS_IN_MEMORY = 1 << 30
+"""Bytes for columns that are not mapped, and as many for encoded images stored in rows."""
+
 _MAX_TRIES = 64  # videos to open in search of a readable one
 
 
@@ -142,7 +146,6 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         returns: definition of the `return` to deliver, the target of a value function (see `data/read/returns.py`).
         name: name in an order and in messages; by default the folder's name.
         video_backend: "pyav" or "torchcodec" (see `open_video`).
-        row_cache_bytes: memory for loaded rows, and as much again for encoded images stored in rows.
         frame_cache_bytes: memory for decoded video frames.
         **selection: fields of `Selection`, as in `where="success"`; they replace the ones of `select`.
 
@@ -167,7 +170,6 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         returns: ReturnTarget | None = None,
         name: str | None = None,
         video_backend: str = "pyav",
-        row_cache_bytes: int = 1 << 30,
         frame_cache_bytes: int = 128 << 20,
         **selection: Unpack[SelectionOptions],
     ) -> None:
@@ -176,7 +178,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         if image_transforms is not None and not callable(image_transforms):
             raise DatasetError(f"image_transforms is {image_transforms!r}", fix="give a function of an image tensor")
         catalog = rename_keys(Catalog.open(root), names or {}, missing_cameras)
-        self._name, self.image_transforms, self.row_cache_bytes = name, image_transforms, row_cache_bytes
+        self._name = name
+        self.image_transforms = image_transforms
         self.missing_cameras = {
             camera: (int(high), int(wide)) for camera, (high, wide) in (missing_cameras or {}).items()
         }
@@ -194,8 +197,10 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """Returns of the frames of the selected episodes; None: they are not delivered."""
         columns = [k for k in (*self._columns, *self._responses.columns) if k not in INDEX_KEYS]
         self._sensors = Sensors(self.catalog, self._sensor_keys, self.sensor_offsets)
-        self._rows = Rows(self.catalog, columns, row_cache_bytes)
-        self._stored = ImageColumns(self.catalog, self.image_keys, row_cache_bytes)
+        self.row_tables = RowTables(self.catalog, columns)
+        """Mapped columns of this host."""
+        self._rows = Rows(self.catalog, columns, ROWS_IN_MEMORY, self.row_tables)
+        self._stored = ImageColumns(self.catalog, self.image_keys, ROWS_IN_MEMORY)
         self.video_frames = VideoFrames(self.catalog, frame_cache_bytes, video_backend)
 
     def _split_keys(self) -> None:
@@ -382,6 +387,18 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
                 if not self.pixels(key).is_depth:
                     out[key] = torch.stack([self.image_transforms(images) for images in out[key]])
         return out
+
+    def keep_rows(self, columns: int, images: int, readers: int = 1) -> None:
+        """Set the memory for rows.
+
+        Args:
+            columns: bytes for columns that are not mapped.
+            images: bytes for encoded images that are stored in rows.
+            readers: data files that are decoded at the same time, to be mapped.
+        """
+        self._rows.keep(columns)
+        self._stored.keep(images)
+        self.row_tables.limit(readers)
 
     def pixels(self, camera: str) -> Pixels:
         """Channels and dtype of the images of a camera, which may be a missing one."""

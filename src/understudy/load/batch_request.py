@@ -48,7 +48,6 @@ class DatasetOptions(SelectionOptions, total=False):
     returns: ReturnTarget | None
     name: str | None
     video_backend: str
-    row_cache_bytes: int
     frame_cache_bytes: int
 
 

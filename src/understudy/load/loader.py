@@ -28,7 +28,7 @@ from understudy.load.images.clip_reader import Timings
 from understudy.load.images.decoded_cache import keep_decoded
 from understudy.load.images.planes import PlaneDelivery
 from understudy.load.loader_threads import WorkerPool
-from understudy.load.memory_plan import plan_memory, read_facts
+from understudy.load.memory_plan import in_memory, plan_memory, read_facts
 from understudy.load.mixed_batches import image_shapes
 from understudy.load.order_state import adopt_order, order_state, position_in
 from understudy.order import Order
@@ -139,6 +139,12 @@ class Loader:
         cameras = len(image_shapes(request.datasets, request.image_size, request.colors)[0])  # refuses several sizes
         cache = request.disk_cache
         facts = [read_facts(data, request.image_size, cache is not None) for data in request.datasets]
+        for number, data in enumerate(request.datasets):
+            if facts[number].mapped and not data.row_tables.is_available:
+                facts[number] = in_memory(facts[number])
+                problem = f"{data.name}: no local folder for its columns, which each process decodes for itself, again"
+                fix = "set XDG_CACHE_HOME to a folder on a local disk"
+                warnings.warn(f"{problem} and again where they exceed a quarter of memory; {fix}", stacklevel=3)
         shared: dict[str, Any] = {
             "rank": request.rank,
             "world_size": request.world_size,
@@ -153,6 +159,7 @@ class Loader:
         datasets = list(request.datasets)
         for number, (data, keep) in enumerate(zip(request.datasets, self.plan.keeps_decoded)):
             data.video_frames.keep_open(self.plan.indexes[number])
+            data.keep_rows(self.plan.rows[number], self.plan.stored_images, self.plan.readers)
             if keep:
                 files = None if cache is None else cache.open(data, request.image_size)
                 datasets[number] = keep_decoded(data, request.image_size, files)

@@ -26,7 +26,6 @@ import numpy as np
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.episode_table import EpisodeTable
-from understudy.data.format.features import INDEX_KEYS
 from understudy.load.images.clip_reader import DecodePolicy
 from understudy.load.images.decoded_cache import IDLE_CURSORS, decoded_bytes
 from understudy.load.images.disk_cache import bytes_on_disk
@@ -42,6 +41,10 @@ _SHORT = 8  # frames from key frame to key frame up to which a decoder that star
 _OWN = 9_000_000  # Python's objects for each lane, code that runs for the first time, gaps in malloc's heaps
 _ROWS_HELD = 1.4  # memory of loaded columns over their bytes: Arrow keeps a part of its memory of reading
 _ROWS_READ = 3.3  # memory of reading a data file, beyond that of its columns, over their bytes: levels, offsets, copies
+_MAPPED_READ = _ROWS_READ + 1.0  # memory of decoding a data file that is then mapped, over the bytes of its columns
+_MOST_ROWS = 4  # columns in memory are at most a quarter of it
+_STORED = 4  # encoded images of rows take a quarter of the memory that all else leaves
+_READERS = 8  # data files that are decoded beside each other take at most an eighth of memory
 _GAPS = 1.12  # of frames and decoders: they come and go in heaps of several threads
 _INDEXES = 8  # most indexes of videos are an eighth of all memory, where it is left
 _REMOTE = 12_000_000  # code of HTTP clients, connections, bytes on their way
@@ -74,9 +77,7 @@ class SourceFacts:
     all_images: int
     """Bytes of all images of the selected episodes, decoded."""
     columns: tuple[int, ...]
-    """Bytes of the columns of each data file."""
-    row_cache: int
-    """Most bytes of columns that are kept."""
+    """Bytes of the columns of each data file, of those that are in the memory of each process."""
     is_remote: bool
     decode_ms: float
     """CPU milliseconds of decoding one image of each camera in a row, by a table."""
@@ -88,6 +89,10 @@ class SourceFacts:
     """Whether there is such a cache."""
     indexes: int = 0
     """Bytes of the indexes of all videos."""
+    mapped: tuple[int, ...] = ()
+    """Bytes of the columns of each data file, of those that are mapped (`data/read/row_tables.py`)."""
+    has_stored_images: bool = False
+    """Whether rows hold encoded images."""
 
     @property
     def halo(self) -> int:
@@ -127,6 +132,7 @@ def read_facts(
     for camera, size in dataset.missing_cameras.items():
         height, width = image_size or size
         sample += dataset.windows.get(camera, 1) * height * width * 3
+    columns, mapped = _column_bytes(dataset)
     segments = getattr(dataset, "epoch_segments", dataset.segments)
     is_whole = segments is dataset.segments
     return SourceFacts(
@@ -140,8 +146,9 @@ def read_facts(
         resized=resized,
         sample=sample,
         all_images=decoded_bytes(dataset, image_size) if frames else 0,
-        columns=_column_bytes(dataset),
-        row_cache=dataset.row_cache_bytes,
+        columns=columns,
+        mapped=mapped,
+        has_stored_images=bool(dataset.image_keys),
         is_remote=not dataset.catalog.files.is_local,
         decode_ms=cost,
         pixels=pixels,
@@ -161,17 +168,22 @@ def resized(facts: SourceFacts, side: int) -> SourceFacts:
     return replace(facts, frame=frame, resized=True, pixels=side**2, sample=sample, all_images=images, disk_images=disk)
 
 
-def _column_bytes(dataset: EpisodeDataset) -> tuple[int, ...]:
-    """Bytes of the columns of each data file of selected episodes."""
-    episodes, features = dataset.catalog.episodes, dataset.catalog.features
+def in_memory(facts: SourceFacts) -> SourceFacts:
+    """Facts of a dataset whose columns are in the memory of each process, because this host has no place for files."""
+    return replace(facts, columns=facts.columns + facts.mapped, mapped=())
+
+
+def _column_bytes(dataset: EpisodeDataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Bytes of the columns of each data file of selected episodes: those in memory, and those that are mapped.
+
+    The division follows from sizes alone: every rank and every machine must choose the same order.
+    """
+    episodes, tables = dataset.catalog.episodes, dataset.row_tables
     count = partial(_rows_of_files, episodes, dataset.episodes)
     files = dataset.share(count, episodes.ids, episodes.data_file, episodes.lengths, dataset.episodes)
-    row = 36  # of the index: four int64 and a time
-    for key in set(dataset.keys) - set(INDEX_KEYS):
-        feature = features.get(key)
-        if feature is not None and not feature.is_camera and not feature.is_text:
-            row += int(np.prod(feature.shape, dtype=np.int64)) * np.dtype(feature.dtype).itemsize
-    return tuple(count * row for count in files.tolist())
+    sizes = (files * tables.row_bytes).tolist()
+    columns = tuple(size for size in sizes if not tables.is_large(size))
+    return columns, tuple(size for size in sizes if tables.is_large(size))
 
 
 def _rows_of_files(table: EpisodeTable, episodes: np.ndarray) -> np.ndarray:
@@ -208,6 +220,12 @@ class MemoryPlan:
     """Of each source: bytes for the indexes of videos that stay open (`VideoFrames.keep_open`)."""
     notes: tuple[str, ...]
     """Remarks for the user, one sentence each."""
+    rows: tuple[int, ...] = ()
+    """Of each source: bytes for columns in the memory of the process."""
+    readers: int = 1
+    """Data files that are decoded at the same time, to be mapped."""
+    stored_images: int = 0
+    """Of each source: bytes for encoded images that are stored in rows."""
 
     @property
     def bytes(self) -> int:
@@ -368,8 +386,8 @@ def plan_memory(
     """
     low, high = rank_slice(order.batch_size, rank, world_size)
     sources = tuple(_needs(source, order, d, low, high) for d, source in enumerate(facts))
-    rows = sum(min(sum(source.columns), source.row_cache) for source in facts)
-    needs, notes = _RankNeeds(sources, high - low, rows), []
+    largest = sum(max(source.columns, default=0) for source in facts)
+    needs, notes = _RankNeeds(sources, high - low, largest), []
     threads = num_threads if any(source.sample for source in facts) else 1  # Python reads rows one thread at a time
     if needs.least(1) > memory:
         raise ValueError(
@@ -379,8 +397,15 @@ def plan_memory(
     if needs.least(threads) > memory:
         notes.append(f"one thread instead of {threads}: memory allows no more")
         threads = 1
+    kept = _rows_in_memory(facts, min(memory // _MOST_ROWS, largest + memory - needs.least(threads)))
+    rows = sum(kept)
+    needs = replace(needs, rows=rows)
+    largest_mapped = max((size for source in facts for size in source.mapped), default=0)
+    readers = max(1, min(num_threads, memory // _READERS // max(1, int(_MAPPED_READ * largest_mapped))))
     reading = int(_ROWS_READ * max((size for source in facts for size in source.columns), default=0))
-    single_file = sum(len(source.columns) for source in facts) == 1  # read before there is anything else
+    reading = max(reading, int(readers * _MAPPED_READ * largest_mapped))
+    files = sum(len(source.columns) + len(source.mapped) for source in facts)
+    single_file = files == 1  # read before there is anything else
     held = int((_ROWS_HELD - 1) * rows) + (0 if single_file else reading)
     held = min(held, memory // 10, memory - needs.least(threads))  # a small budget may be off by a tenth
     needs = replace(needs, rows=rows + held)
@@ -401,6 +426,12 @@ def plan_memory(
         indexes = tuple(size * for_indexes // sum(indexes) for size in indexes)
     if any(indexes):
         items.append(Item("indexes", sum(indexes), "of videos that stay open"))
+    with_images = sum(source.has_stored_images for source in facts)
+    stored_images = (memory - sum(item.bytes for item in items)) // _STORED // max(1, with_images)
+    if with_images:
+        items.append(
+            Item("encoded images", stored_images * with_images, "row groups of images that are stored in rows")
+        )
     total = sum(item.bytes for item in items)
     if single_file and total - needs.rows < reading and total < memory:
         extra = min(needs.rows + reading, memory) - total
@@ -408,7 +439,21 @@ def plan_memory(
     if ahead < _AHEAD[-1]:
         notes.append(f"{ahead} batches ahead: memory allows no more")
     policies = tuple(source.policy(level) for source in sources)
-    return MemoryPlan(memory, tuple(items), threads, ahead, keeps, policies, indexes, tuple(notes))
+    on_host = sum(sum(source.mapped) for source in facts)
+    if on_host:
+        notes.append(f"{megabytes(on_host)} of columns are mapped, once per host; the kernel drops them at need")
+    return MemoryPlan(
+        memory, tuple(items), threads, ahead, keeps, policies, indexes, tuple(notes), kept, readers, stored_images
+    )
+
+
+def _rows_in_memory(facts: Sequence[SourceFacts], most: int) -> tuple[int, ...]:
+    """Of each source: bytes for columns in the memory of the process: all, or a share, and at least one data file."""
+    sizes = [sum(source.columns) for source in facts]
+    largest = [max(source.columns, default=0) for source in facts]
+    beyond = sum(sizes) - sum(largest)
+    share = min(1.0, max(0, most - sum(largest)) / max(1, beyond))
+    return tuple(one + int((size - one) * share) for size, one in zip(sizes, largest))
 
 
 def _source_items(source: _SourceNeeds, keep: bool, policy: DecodePolicy, threads: int) -> list[Item]:

@@ -145,8 +145,12 @@ class Files:
                 return f"{self.publication}/{path}"
         return self.where(path)
 
-    def _confirm(self, path: str) -> None:
-        """Check that a local file, which is open, belongs to the version of the dataset that is read."""
+    def confirm(self, path: str) -> None:
+        """Check that a local file belongs to the version of the dataset that is read; of a remote one `version` does.
+
+        Raises:
+            SourceError: The dataset was replaced.
+        """
         if self._check is not None and (stat := local_stat(self.where(path))) is not None:
             self._check.confirm(path, stat)
 
@@ -194,7 +198,7 @@ class Files:
         except Exception as error:
             raise DatasetError(f"cannot be opened: {summarize(error)}", where=where, fix=RESTORE) from error
         try:
-            self._confirm(path)
+            self.confirm(path)
         except BaseException:
             file.close()
             raise
@@ -217,7 +221,7 @@ class Files:
             return RemoteSource(self, path)
         self.open(path).close()  # raises a clear error for a folder or a forbidden file
         source = LocalSource(self._place(path))
-        self._confirm(path)
+        self.confirm(path)
         return source
 
     def version(self, path: str) -> str:

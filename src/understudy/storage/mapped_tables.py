@@ -40,6 +40,8 @@ MIN_ROWS = 100_000
 """Least number of rows of a shared table."""
 BUDGET = 16 << 30
 """Bytes of all files; the least recently used are removed first. A removed file stays readable while it is mapped."""
+ROW_BUDGET = 64 << 30
+"""The same of the columns of data files (`data/read/row_tables.py`), where no other size is set."""
 
 _LARGE = 1 << 20  # bytes of a result that has a file
 _SLOW = 0.02  # or seconds to make it
@@ -51,7 +53,15 @@ Arrays = Mapping[str, np.ndarray]
 T = TypeVar("T")
 
 
-def once_per_host(key: str, make: Callable[[], tuple[T, bool]], cache: str = "") -> T:
+def once_per_host(
+    key: str,
+    make: Callable[[], tuple[T, bool]],
+    cache: str = "",
+    *,
+    folder: str = "tables",
+    budget: int = 0,
+    durable: bool = True,
+) -> T:
     """Return the table of a key, mapped from its file; make it first if there is none.
 
     Args:
@@ -59,11 +69,14 @@ def once_per_host(key: str, make: Callable[[], tuple[T, bool]], cache: str = "")
         make: Returns the table, which can be pickled, and whether it is worth a file. One process of the host calls it;
             the others wait. Arrays of a mapped table are read-only.
         cache: Preferred folder on a local disk; "" is the user's cache folder.
+        folder: Name of the folder of its file there.
+        budget: Bytes of all files of the folder; 0 is `BUDGET`.
+        durable: Wait until the file is on the disk. Without it a power cut may damage the file, which is noticed.
     """
-    folder = _table_folder(cache)
-    if folder is None:
+    place = table_folder(cache, folder)
+    if place is None:
         return make()[0]
-    path = folder / key[:40]
+    path = place / key[:40]
     with contextlib.ExitStack() as stack:
         mapped = _open(path)
         if mapped is None:
@@ -77,7 +90,7 @@ def once_per_host(key: str, make: Callable[[], tuple[T, bool]], cache: str = "")
             return table
         table, is_large = make()
         if is_large:
-            return _store(path, table)
+            return _store(path, table, budget or BUDGET, durable)
         with contextlib.suppress(OSError):
             os.unlink(f"{path}.lock")
         return table
@@ -92,7 +105,7 @@ def share(make: Callable[[], T], *inputs: Any, cache: str = "") -> T:
         cache: See `once_per_host`.
     """
     is_large = any(isinstance(part, np.ndarray) and part.ndim and len(part) >= MIN_ROWS for part in inputs)
-    if not is_large or _table_folder(cache) is None:
+    if not is_large or table_folder(cache) is None:
         return make()
     function = make.func if isinstance(make, partial) else make
     parts = [code_version(), function.__module__, function.__qualname__, *map(_mark, inputs)]
@@ -137,14 +150,14 @@ def _mark(part: Any) -> tuple[Any, ...]:
     return digest.hexdigest(), part.dtype.str, part.shape
 
 
-def _table_folder(cache: str) -> Path | None:
-    """Return a local folder owned by this user and writable by no other; None if there is none."""
+def table_folder(cache: str, name: str = "tables") -> Path | None:
+    """Return a local folder of this name owned by this user and writable by no other; None if there is none."""
     from understudy.storage.remote_options import default_cache_folder
 
     user = os.geteuid()
     temporary = os.path.join(tempfile.gettempdir(), f"understudy-{user}")
     for root in dict.fromkeys([cache, default_cache_folder(), temporary]):
-        folder = Path(root, "tables")
+        folder = Path(root, name)
         if not root or is_network(root):
             continue
         try:
@@ -172,11 +185,11 @@ def is_network(path: str) -> bool:
     return bool(inside) and max(inside, key=lambda mount: mount[0])[1].startswith(_NETWORK)
 
 
-def _store(path: Path, table: T) -> T:
+def _store(path: Path, table: T, budget: int, durable: bool) -> T:
     """Write a table and return it mapped; return it unchanged if that fails."""
     try:
-        write_table(path, table)
-        evict_files(path.parent, BUDGET, keep=path)
+        write_table(path, table, durable)
+        evict_files(path.parent, budget, keep=path)
     except OSError as error:
         problem = f"{path.parent}: a table cannot be shared by the processes of this host: {error.strerror}"
         warnings.warn(f"{problem}; each has its own", stacklevel=2)

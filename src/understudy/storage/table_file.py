@@ -36,8 +36,13 @@ class Mapped(np.memmap[Any, Any]):
     """Bytes of a mapped file."""
 
 
-def write_table(path: Path, table: object) -> None:
+def write_table(path: Path, table: object, durable: bool = True) -> None:
     """Write a table to a file, which is replaced in one step.
+
+    Args:
+        path: the file.
+        table: nested tuples, lists, dicts and dataclasses.
+        durable: whether to wait until it is on the disk.
 
     Raises:
         TypeError: a part of it is of another type.
@@ -50,7 +55,11 @@ def write_table(path: Path, table: object) -> None:
     columns = [_as_list(array) for array in arrays]
     fields = [pa.field(f"array {number}", column.type) for number, column in enumerate(columns)]
     schema = pa.schema(fields, {_STRUCTURE: structure, _CHECKSUM: str(zlib.crc32(structure)).encode()})
-    with replace_file(path) as draft, pa.OSFile(str(draft), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+    with (
+        replace_file(path, durable=durable) as draft,
+        pa.OSFile(str(draft), "wb") as file,
+        pa.ipc.new_file(file, schema) as writer,
+    ):
         writer.write_batch(pa.record_batch(columns, schema=schema))
 
 

@@ -141,7 +141,7 @@ def test_rows_budget_of_loaded_files(written: dict[str, tuple[Path, Truth]]) -> 
 def test_rows_a_file_is_read_once_for_two_threads(
     written: dict[str, tuple[Path, Truth]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, read, reads = rows_of(written["v3.0"][0]), Rows._read, list[int]()
+    rows, read, reads = rows_of(written["v3.0"][0]), Rows.read_file, list[int]()
     other = threading.Thread(target=take, args=(rows,))
 
     def reading(self: Rows, file: int) -> Any:
@@ -151,7 +151,7 @@ def test_rows_a_file_is_read_once_for_two_threads(
             other.join(0.2)
         return read(self, file)
 
-    monkeypatch.setattr(Rows, "_read", reading)
+    monkeypatch.setattr(Rows, "read_file", reading)
     take(rows)
     other.join()
     assert sorted(reads) == sorted(set(reads))
@@ -160,7 +160,7 @@ def test_rows_a_file_is_read_once_for_two_threads(
 def test_rows_a_waiting_thread_reads_the_file_that_another_could_not(
     written: dict[str, tuple[Path, Truth]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, read, reads = rows_of(written["v3.0"][0]), Rows._read, list[int]()
+    rows, read, reads = rows_of(written["v3.0"][0]), Rows.read_file, list[int]()
     with ThreadPoolExecutor(1) as pool:
         others: list[Future[dict[str, Any]]] = []
 
@@ -172,7 +172,7 @@ def test_rows_a_waiting_thread_reads_the_file_that_another_could_not(
                 raise InterruptedError
             return read(self, file)
 
-        monkeypatch.setattr(Rows, "_read", failing)
+        monkeypatch.setattr(Rows, "read_file", failing)
         with pytest.raises(InterruptedError):
             take(rows)
         assert set(others[0].result(30)) == {"action", "index"}

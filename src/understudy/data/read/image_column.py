@@ -47,6 +47,12 @@ class ImageColumns(ProcessLocal):
         )
         self._lock, self._pid = threading.Lock(), os.getpid()
 
+    def keep(self, cache_bytes: int) -> None:
+        """Set the memory for images as stored."""
+        self.cache_bytes = cache_bytes
+        with self._lock:
+            self._groups.resize(cache_bytes)
+
     def take(self, key: str, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
         """Return images of one column.
 

@@ -1,7 +1,11 @@
-"""Rows of episodes: columns of whole data files in numpy, loaded on first use, evicted by a byte budget.
+"""Rows of episodes: columns of whole data files, loaded on first use.
 
 The file's own `episode_index` column assigns rows to episodes. Without it, the lengths of the preceding episodes in the
-file do. No copy of the data is written to disk.
+file do.
+
+Columns of a large dataset are decoded once per host, into a memory-mapped file for each data file (`row_tables.py`):
+its pages are shared by all processes, and the kernel may drop them. Other columns are in the memory of this process,
+within a byte budget.
 
 Storage varies between writers: list or fixed-size list, nested lists for arrays of two dimensions and more, double
 where float32 is declared. The declaration in info.json decides; values that the declared type cannot hold are refused.
@@ -13,7 +17,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +26,7 @@ import pyarrow.compute as pc
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import DEFAULTS, INDEX_KEYS, Feature
 from understudy.data.format.pairing import MIXED, PAIRING_FIX, claimed_episode, doubtful_places
+from understudy.data.read.row_tables import MAPPED_FILES, RowTables
 from understudy.errors import DatasetError, MissingFileError
 from understudy.lru import LRUCache
 from understudy.plural import plural
@@ -133,6 +138,8 @@ def _cast(values: np.ndarray, dtype: np.dtype, where: str, key: str) -> np.ndarr
     return result
 
 
+_OFF_TIMES = "timestamps are up to"  # the note of one file stands for all
+
 Column: TypeAlias = np.ndarray | pa.ChunkedArray
 """Numbers as an array (rows, ...); strings and records as Arrow data."""
 
@@ -172,7 +179,8 @@ class ProcessLocal:
             warnings.warn(text, stacklevel=3)
 
 
-class _Bad(NamedTuple):
+@dataclass(frozen=True)
+class _Bad:
     """Reason why the rows of an episode are unusable, and the remedy."""
 
     reason: str
@@ -187,13 +195,22 @@ _LENGTH_FIX = (
 
 @dataclass(frozen=True)
 class _DataFile:
-    """Columns of one data file, and the place of its episodes."""
+    """Columns of one data file but frame_index and episode_index, which follow from the place of its episodes."""
 
     columns: dict[str, Column]
     rows: np.ndarray  # int64 (n,), table rows of its episodes, ascending
     start: np.ndarray  # int64 (n,), first row of each episode in the file
     bad: dict[int, _Bad]  # table row -> reason why its rows are unusable
+    notes: tuple[str, ...]
     nbytes: int
+
+    def pick(self, key: str, ids: np.ndarray, start: np.ndarray, frames: np.ndarray) -> np.ndarray | list[Any]:
+        """Take values of a column at frames (B,) or (B, T) of episodes whose rows start at `start` (B,)."""
+        if key == "frame_index":
+            return frames.astype(np.int64)
+        if key == "episode_index":
+            return np.broadcast_to(ids.reshape(-1, *[1] * (frames.ndim - 1)), frames.shape).astype(np.int64)
+        return _pick(self.columns[key], start, frames)
 
 
 class Rows(ProcessLocal):
@@ -202,22 +219,37 @@ class Rows(ProcessLocal):
     Args:
         catalog: the dataset.
         keys: columns to read in addition to the index columns (which are computed where a file lacks them).
-        cache_bytes: memory for loaded files; the file in use always stays.
+        cache_bytes: memory for loaded files that are not mapped; the file in use always stays.
+        tables: mapped files of this host; None keeps all columns in the memory of this process, as a single pass over
+            the rows should.
 
     Attributes:
         files: loaded files by number.
+        mapped: mapped files by number.
     """
 
-    _local = ("files",)
+    _local = ("files", "mapped")
 
-    def __init__(self, catalog: Catalog, keys: Sequence[str], cache_bytes: int) -> None:
-        self.catalog, self.keys, self.cache_bytes = catalog, tuple(keys), cache_bytes
+    def __init__(
+        self, catalog: Catalog, keys: Sequence[str], cache_bytes: int, tables: RowTables | None = None
+    ) -> None:
+        self.catalog = catalog
+        self.keys = tuple(keys)
+        self.cache_bytes = cache_bytes
+        self.tables = tables
         self.notes: list[str] = []
         self._forget()
 
     def _forget(self) -> None:
         self.files: LRUCache[int, _DataFile] = LRUCache(self.cache_bytes, lambda file: file.nbytes, keep=1)
+        self.mapped: LRUCache[int, _DataFile] = LRUCache(MAPPED_FILES, lambda file: 1)
         self._make_locks()
+
+    def keep(self, cache_bytes: int) -> None:
+        """Set the memory for loaded files that are not mapped."""
+        self.cache_bytes = cache_bytes
+        with self._lock:
+            self.files.resize(cache_bytes)
 
     def _make_locks(self) -> None:
         self._lock, self._pid = threading.Lock(), os.getpid()
@@ -241,16 +273,17 @@ class Rows(ProcessLocal):
         if self._pid != os.getpid():  # after a fork, a thread of the parent may hold the lock
             self._make_locks()
         file_of = self.catalog.episodes.data_file[rows]
+        numbers = np.unique(file_of).tolist()
+        self._load_all(numbers)
         parts: list[tuple[np.ndarray, dict[str, np.ndarray | list[Any]]]] = []
-        if (file_of == file_of[0]).all():
-            loaded = self._load(int(file_of[0]))
-            start = self._start(loaded, rows)
-            return {k: _pick(loaded.columns[k], start, f) for k, f in frames.items()}
-        for file in np.unique(file_of):
+        for file in numbers:
             members = np.flatnonzero(file_of == file)
-            loaded = self._load(int(file))
+            loaded = self._load(file)
             start = self._start(loaded, rows[members])
-            parts.append((members, {k: _pick(loaded.columns[k], start, f[members]) for k, f in frames.items()}))
+            ids = self.catalog.episodes.ids[rows[members]]
+            parts.append((members, {k: loaded.pick(k, ids, start, f[members]) for k, f in frames.items()}))
+        if len(parts) == 1:
+            return parts[0][1]
         return {key: _scatter([(members, values[key]) for members, values in parts], len(rows)) for key in frames}
 
     def span(self, row: int, key: str, start: int, stop: int) -> np.ndarray:
@@ -283,24 +316,59 @@ class Rows(ProcessLocal):
                 raise DatasetError(bad.reason, where=self.catalog.data_place(row), fix=bad.fix)
         return loaded.start[np.searchsorted(loaded.rows, rows)]
 
+    def _load_all(self, files: Sequence[int]) -> None:
+        """Load several files beside each other, where reading them takes long."""
+        if self.tables is None or len(files) == 1:
+            return
+        with self._lock:
+            absent = [file for file in files if self.files.get(file) is None and self.mapped.get(file) is None]
+        absent = [file for file in absent if self._is_mapped(file)]
+        self.tables.run(self._load, absent)
+
+    def _is_mapped(self, file: int) -> bool:
+        return self.tables is not None and self.tables.holds(file)
+
     def _load(self, file: int) -> _DataFile:
         with self._lock:
-            loaded = self.files.get(file)
+            loaded = self.mapped.get(file) or self.files.get(file)
             if loaded is not None:
                 return loaded
             reading = self._reading.setdefault(file, threading.Lock())
         with reading:
             with self._lock:
-                loaded = self.files.get(file)
+                loaded = self.mapped.get(file) or self.files.get(file)
             if loaded is None:
-                loaded = self._read(file)
-                pa.default_memory_pool().release_unused()  # reading takes three times the columns for a moment
-                with self._lock:
-                    self.files.put(file, loaded)
-                    self._reading.pop(file, None)
+                loaded = self._read_once(file)
         return loaded
 
-    def _read(self, file: int) -> _DataFile:
+    def _read_once(self, file: int) -> _DataFile:
+        loaded: _DataFile | None = None
+        if self.tables is not None and self._is_mapped(file):
+            loaded = self.tables.open(self.read_file, file)
+        is_mapped = loaded is not None
+        if loaded is None:
+            loaded = self.read_file(file)
+            pa.default_memory_pool().release_unused()  # reading takes three times the columns for a moment
+        for note in loaded.notes:
+            self._add_note(note)
+        with self._lock:
+            (self.mapped if is_mapped else self.files).put(file, loaded)
+            self._reading.pop(file, None)
+        return loaded
+
+    def _add_note(self, text: str) -> None:
+        """Add a note and warn, once per text; that of timestamps is no warning, and the first one stands for all."""
+        if not text.startswith(_OFF_TIMES):
+            self.note(text)
+        elif not any(earlier.startswith(_OFF_TIMES) for earlier in self.notes):
+            self.notes.append(text)
+
+    def read_file(self, file: int) -> _DataFile:
+        """Decode the columns of a data file by number, and find the rows of its episodes.
+
+        Raises:
+            DatasetError: the file cannot be read, or a column holds other values than declared.
+        """
         catalog = self.catalog
         rows = np.flatnonzero(catalog.episodes.data_file == file)
         first = int(rows[0])
@@ -322,6 +390,7 @@ class Rows(ProcessLocal):
             except MissingFileError as error:
                 raise catalog.explain_missing(error, first) from error
         columns: dict[str, Column] = {}
+        notes: list[str] = []
         absent: dict[str, np.ndarray] = {}  # column of whole numbers -> rows without one
         lacking: list[str] = []
         for key, names in stored.items():
@@ -329,23 +398,28 @@ class Rows(ProcessLocal):
             if missing:
                 lacking += missing if key not in INDEX_KEYS else []
             elif parts := catalog.joined.get(key):
-                arrays = [np.asarray(self._column(table.column(part.key), part.key, part, where)) for part in parts]
+                arrays = [
+                    np.asarray(self._column(table.column(part.key), part.key, part, where, notes)) for part in parts
+                ]
                 columns[key] = np.concatenate([array.reshape(len(table), -1) for array in arrays], axis=1)
             else:
                 feature = self.catalog.features.get(key)
                 column, rows_without = fill_absent(table.column(names[0]), feature or DEFAULTS.get(key))
-                columns[key] = self._column(column, key, feature, where)
+                columns[key] = self._column(column, key, feature, where, notes)
                 absent |= {key: rows_without} if rows_without is not None else {}
         if lacking:
             fix = "restore the file, or leave the key out with keys=[...]"
             raise DatasetError(f"there is no column {lacking[0]!r}", where=where, fix=fix)
         runs = self._find_runs(rows, columns.get("episode_index"), len(table), where)
-        doubtful = self._find_doubtful(rows, runs, columns, len(table), where)
-        start, bad = self._index_rows(rows, runs, columns, len(table), where)
+        doubtful = self._find_doubtful(rows, runs, columns, len(table), where, notes)
+        start, bad = self._index_rows(rows, runs, columns, len(table), where, notes)
         bad |= doubtful | self._find_absent(rows, start, bad, absent)
-        return _DataFile(columns, rows, start, bad, sum(int(column.nbytes) for column in columns.values()))
+        nbytes = sum(int(column.nbytes) for column in columns.values())
+        return _DataFile(columns, rows, start, bad, tuple(notes), nbytes)
 
-    def _column(self, column: pa.ChunkedArray, key: str, feature: Feature | None, where: str) -> Column:
+    def _column(
+        self, column: pa.ChunkedArray, key: str, feature: Feature | None, where: str, notes: list[str]
+    ) -> Column:
         feature = feature or DEFAULTS.get(key)
         if feature is not None and feature.is_text:
             if column.null_count and feature.dtype != "language":
@@ -357,7 +431,9 @@ class Rows(ProcessLocal):
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             bad = ~np.isfinite(values.reshape(len(values), -1)).all(1)
             count, first = int(bad.sum()), int(bad.argmax())
-            self.note(f"{where}: {key!r} is not finite in {plural(count, 'row')}, first {first}; the values are kept")
+            notes.append(
+                f"{where}: {key!r} is not finite in {plural(count, 'row')}, first {first}; the values are kept"
+            )
         if key in INDEX_KEYS and values.ndim > 1:
             values = values.reshape(len(values), -1)
             if values.shape[1] != 1:
@@ -391,6 +467,7 @@ class Rows(ProcessLocal):
         columns: Mapping[str, Column],
         total: int,
         where: str,
+        notes: list[str],
     ) -> dict[int, _Bad]:
         """Find the episodes of a file whose place and columns disagree (`format/pairing.py`).
 
@@ -420,7 +497,7 @@ class Rows(ProcessLocal):
             return {row: _Bad(reason, PAIRING_FIX) for row, reason in doubtful.items()}
         decides = "the file name is used" if table.own_files else "the column is used"
         for reason in doubtful.values():
-            self.note(f"{where}: {reason}; {decides}")
+            notes.append(f"{where}: {reason}; {decides}")
         return {}
 
     def _find_absent(
@@ -447,8 +524,9 @@ class Rows(ProcessLocal):
         columns: dict[str, Column],
         total: int,
         where: str,
+        notes: list[str],
     ) -> tuple[np.ndarray, dict[int, _Bad]]:
-        """Check the index columns, and compute missing ones.
+        """Check the index columns, drop those that follow from the rows' places, and compute missing ones.
 
         Returns:
             First row of each of the file's episodes, int64 (n,), and table row -> reason why its rows are unusable.
@@ -475,7 +553,8 @@ class Rows(ProcessLocal):
                 if (np.diff(frame_column[span]) <= 0).any():
                     bad[row] = _Bad(f"frame_index of episode {episode} does not rise")
                 elif (frame_column[span] != frame[span]).any():
-                    self.note(f"{where}: frame_index does not count 0, 1, 2, ...; the place in the episode is used")
+                    note = f"{where}: frame_index does not count 0, 1, 2, ...; the place in the episode is used"
+                    notes += [] if note in notes else [note]
             if isinstance(task_column, np.ndarray):
                 unknown = (task_column[span] < 0) | (task_column[span] >= len(catalog.tasks))
                 if unknown.any():
@@ -487,20 +566,22 @@ class Rows(ProcessLocal):
                 if len(named) != 1 or named[0] < 0:
                     reason = f"no task_index column, and meta/ names {len(named)} tasks for the episode"
                     bad[row] = _Bad(reason)
-        columns["frame_index"], columns["episode_index"] = frame, episodes
+        for computed in ("frame_index", "episode_index"):
+            columns.pop(computed, None)
         columns.setdefault("index", index)
         columns.setdefault("task_index", tasks)
         seconds = frame / float(catalog.fps)
         columns.setdefault("timestamp", seconds.astype(catalog.features.get("timestamp", DEFAULTS["timestamp"]).dtype))
-        self._compare_times(columns["timestamp"], frame, episodes >= 0, where)
+        self._compare_times(columns["timestamp"], frame, episodes >= 0, where, notes)
         return start, bad
 
-    def _compare_times(self, times: Column, frame: np.ndarray, listed: np.ndarray, where: str) -> None:
-        """Note once that timestamps differ from frame / fps. They are kept; they select no frames."""
+    def _compare_times(
+        self, times: Column, frame: np.ndarray, listed: np.ndarray, where: str, notes: list[str]
+    ) -> None:
+        """Note that timestamps differ from frame / fps. They are kept; they select no frames."""
         off = np.abs(np.asarray(times, np.float64) * float(self.catalog.fps) - frame)[listed]
-        note = "timestamps are up to"
-        if off.size and off.max() > 0.5 and not any(earlier.startswith(note) for earlier in self.notes):
-            self.notes.append(f"{note} {off.max():.3g} frames off frame / fps, first in {where}; frames go by order")
+        if off.size and off.max() > 0.5:
+            notes.append(f"{_OFF_TIMES} {off.max():.3g} frames off frame / fps, first in {where}; frames go by order")
 
 
 def _numbers(column: Column | None) -> np.ndarray | None:
