@@ -1,0 +1,228 @@
+"""Cost of a sample as the rows of a dataset grow to the size of DROID (18.8 million frames) and beyond.
+
+    python benchmarks/rows.py                                   0.27, 2.7 and 18.8 million frames
+    python benchmarks/rows.py --millions 0.27 200 --json
+    python benchmarks/rows.py --before CHECKOUT                 in turns with another checkout of the project
+
+The layout is DROID's: episodes of 268 frames, 1000 of them in a data file of two vectors of seven numbers, distinct in
+every file (from --linked million frames on, files are links to 70 distinct ones), three cameras of 224 pixels in H.264
+with a key frame every 30 frames, 33 episodes in a video. Video files are links to one. All settings of the loader are
+its defaults.
+
+    first_s             seconds from the program's first line after its imports to the first batch; the columns are not
+                        yet decoded ("cold"), or are in the host's cache, out of the page cache where that is allowed
+    cpu_ms              CPU milliseconds of a sample, of all threads and children
+    samples_s           samples a second
+    anonymous_mb        largest anonymous memory beyond that after the imports, with `planned_mb` of the loader
+"""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import common
+from support.videos import encode_video
+from understudy.cli.bench.measure import conditions
+
+LENGTH = 268
+PER_DATA = 1000
+PER_VIDEO = 33
+FPS = 15
+CAMERAS = [f"observation.images.{name}" for name in ("exterior_1", "exterior_2", "wrist")]
+VECTORS = ("observation.state", "action")
+DISTINCT = 70
+MOST_LINKS = 60_000
+
+
+def write(root: Path, frames: int, linked: int) -> None:
+    """Write a dataset of about so many frames; from `linked` frames on, data files are links to 70 distinct ones."""
+    episodes = max(1, round(frames / LENGTH))
+    _write_metadata(root, episodes)
+    files = -(-episodes // PER_DATA)
+    for file in range(files):
+        path = root / f"data/chunk-{file // 1000:03d}/file-{file % 1000:03d}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        here = min(PER_DATA, episodes - file * PER_DATA)
+        if frames >= linked and file >= DISTINCT and here == PER_DATA:
+            os.link(root / f"data/chunk-000/file-{file % DISTINCT:03d}.parquet", path)
+        else:
+            pq.write_table(_rows(file, here), path)
+    video = root / "video.mp4"
+    images = np.random.default_rng(0).integers(0, 255, (64, 14, 14, 3), np.uint8).repeat(16, 1).repeat(16, 2)
+    moving = (np.roll(images[number % 64], number, 1) for number in range(LENGTH * PER_VIDEO))
+    encode_video(video, moving, FPS, codec="libx264", options={"preset": "ultrafast"}, gop=30)
+    for camera in CAMERAS:
+        for file in range(-(-episodes // PER_VIDEO)):
+            path = root / f"videos/{camera}/chunk-{file // 1000:03d}/file-{file % 1000:03d}.mp4"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if os.stat(video).st_nlink >= MOST_LINKS:
+                os.replace(shutil.copyfile(video, root / "next.mp4"), video)
+            os.link(video, path)
+
+
+def _rows(file: int, episodes: int) -> pa.Table:
+    """Rows of a data file. The episodes of links are wrong; so `episode_index` is left out of all files."""
+    draw = np.random.default_rng(file)
+    count = episodes * LENGTH
+    columns: dict[str, Any] = {}
+    for key in VECTORS:
+        numbers = draw.standard_normal((count, 7)).cumsum(0).astype(np.float32)
+        columns[key] = pa.FixedSizeListArray.from_arrays(pa.array(numbers.reshape(-1)), 7)
+    frame = np.tile(np.arange(LENGTH), episodes)
+    columns["timestamp"] = (frame / FPS).astype(np.float32)
+    columns["frame_index"] = frame
+    columns["task_index"] = np.zeros(count, np.int64)
+    return pa.table(columns)
+
+
+def _write_metadata(root: Path, episodes: int) -> None:
+    features: dict[str, Any] = {key: {"dtype": "float32", "shape": [7], "names": None} for key in VECTORS}
+    for camera in CAMERAS:
+        features[camera] = {"dtype": "video", "shape": [224, 224, 3], "names": ["height", "width", "channels"]}
+    info = {
+        "codebase_version": "v3.0",
+        "robot_type": "arm",
+        "fps": FPS,
+        "total_episodes": episodes,
+        "total_frames": episodes * LENGTH,
+        "total_tasks": 1,
+        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+        "features": features,
+    }
+    (root / "meta/episodes/chunk-000").mkdir(parents=True)
+    (root / "meta/info.json").write_text(json.dumps(info))
+    pq.write_table(pa.table({"task_index": [0], "task": ["pick"]}), root / "meta/tasks.parquet")
+    ids = np.arange(episodes)
+    columns: dict[str, Any] = {
+        "episode_index": ids,
+        "length": np.full(episodes, LENGTH),
+        "dataset_from_index": ids * LENGTH,
+        "data/chunk_index": ids // PER_DATA // 1000,
+        "data/file_index": ids // PER_DATA % 1000,
+        "tasks": pa.array([["pick"]] * episodes),
+    }
+    for camera in CAMERAS:
+        columns[f"videos/{camera}/chunk_index"] = ids // PER_VIDEO // 1000
+        columns[f"videos/{camera}/file_index"] = ids // PER_VIDEO % 1000
+        columns[f"videos/{camera}/from_timestamp"] = ids % PER_VIDEO * LENGTH / FPS
+    pq.write_table(pa.table(columns), root / "meta/episodes/chunk-000/file-000.parquet")
+
+
+def _anonymous() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1000
+
+
+def _cpu() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def read(root: str, seconds: float, warm: float) -> dict[str, Any]:
+    """Read batches with the defaults of `Loader`: figures of this process."""
+    import warnings
+
+    import understudy as us
+
+    warnings.simplefilter("ignore")
+    before = _anonymous()
+    begun = time.perf_counter()
+    with us.Loader(root, batch_size=32, seed=0, rank=0, world_size=1) as loader:
+        digest = float(next(loader)["action"].double().sum())
+        first_s = time.perf_counter() - begun
+        largest = 0
+        while time.perf_counter() - begun < warm:
+            next(loader)
+        samples, cpu, started = 0, _cpu(), time.perf_counter()
+        while time.perf_counter() - started < seconds:
+            samples += len(next(loader)["index"])
+            largest = max(largest, _anonymous() - before)
+        wall = time.perf_counter() - started
+        used = _cpu() - cpu
+        planned = loader.plan.bytes
+    return {
+        "first_s": first_s,
+        "cpu_ms": used / samples * 1e3,
+        "samples_s": samples / wall,
+        "anonymous_mb": largest / 1e6,
+        "planned_mb": planned / 1e6,
+        "first_batch": digest,
+    }
+
+
+def _drop(folder: Path) -> None:
+    """Leave the files of a folder out of the page cache."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure(root: Path, tree: str, seconds: float, warm: float, cache: Path) -> dict[str, Any]:
+    """Run one reader in a process of its own, with the code of a checkout."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    environment["PYTHONPATH"] = f"{tree}/src"
+    setting = common.child(__file__, "read", root=str(root), seconds=seconds, warm=warm)
+    done = subprocess.run(setting, env=environment, capture_output=True, text=True, timeout=3600, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main() -> None:
+    parser = common.make_parser(__doc__, whole=True)
+    parser.add_argument("--millions", type=float, nargs="+", default=[0.27, 2.7, 18.8])
+    parser.add_argument("--linked", type=float, default=50, help="million frames from which on data files are links")
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--warm", type=float, default=20, help="seconds before the figures are taken")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--before", default="", help="another checkout, measured in turns")
+    parser.add_argument("--folder", default=tempfile.gettempdir(), help="folder for the datasets")
+    parser.add_argument("--part", nargs=2, help="of a process")
+    options = parser.parse_args()
+    if options.part:
+        print(json.dumps(read(**json.loads(options.part[1]))))
+        return
+    trees = {"now": str(Path(__file__).parents[1])} | ({"before": options.before} if options.before else {})
+    rows = []
+    for millions in options.millions:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            root = Path(folder, "set")
+            write(root, round(millions * 1e6), round(options.linked * 1e6))
+            found: dict[str, list[dict[str, Any]]] = {
+                f"{name} {kind}": [] for name in trees for kind in ("cold", "again")
+            }
+            for turn in range(options.rounds):
+                for name, tree in trees.items():
+                    cache = Path(folder, f"cache-{name}")
+                    if turn == 0 or millions <= 20:
+                        shutil.rmtree(cache, ignore_errors=True)
+                        _drop(root)
+                        found[f"{name} cold"].append(measure(root, tree, options.seconds, options.warm, cache))
+                    _drop(cache)
+                    found[f"{name} again"].append(measure(root, tree, options.seconds, options.warm, cache))
+            for name, results in found.items():
+                row: dict[str, Any] = {"name": name, "frames": round(millions * 1e6), "rounds": len(results)}
+                row["row_gb"] = round(millions * 72e-3, 3)
+                row |= {key: round(median(one[key] for one in results), 3) for key in results[0]}
+                rows.append(row)
+                common.say(row)
+    print(json.dumps({"rows": rows, "conditions": conditions()}, indent=None if options.json else 1))
+
+
+if __name__ == "__main__":
+    main()
