@@ -14,4 +14,5 @@ disk_cache          the on-disk cache of byte ranges, shared by all processes of
 cache_budget        disk budget of that cache: reservation and eviction, and names of cached spans
 locks               file locks between the processes of a host
 mapped_tables       large tables in memory-mapped files, one copy per host
+table_file          the form of these files: Arrow IPC with checksums
 """

@@ -1,6 +1,7 @@
 """Rows and images of episodes.
 
-rows             columns of data files as numpy arrays, in memory within a budget
+rows             columns of data files as numpy arrays, in memory within a budget or mapped
+row_tables       mapped files of columns, decoded once per host
 texts            texts that a policy learns to answer with, and metadata of episodes for prompts
 returns          returns of frames, and advantages over several steps
 sensors          samples of sensors at their own rates, by time
