@@ -2,6 +2,7 @@
 
 rows             columns of data files as numpy arrays, in memory within a budget or mapped
 row_tables       mapped files of columns, decoded once per host
+row_lengths      lengths of episodes by their rows, where meta/ records others
 texts            texts that a policy learns to answer with, and metadata of episodes for prompts
 returns          returns of frames, and advantages over several steps
 sensors          samples of sensors at their own rates, by time
