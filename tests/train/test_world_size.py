@@ -392,6 +392,62 @@ def test_a_block_that_no_micro_batch_enters_is_accumulated(frozen: tuple[str, ..
             assert all(math.isfinite(loss) for loss, _ in of_rank)
 
 
+class Choosing(FlowPolicy):
+    """Enters its second layer, a block, where `enters` says so."""
+
+    enters = True
+
+    def losses(self, *args: Any, **options: Any) -> Any:
+        layers = self.layers
+        if not self.enters:
+            self.layers = nn.ModuleList([layer for number, layer in enumerate(layers) if number != 1])
+        try:
+            return super().losses(*args, **options)
+        finally:
+            self.layers = layers
+
+
+def steps_that_enter(steps: list[tuple[bool, ...]], shards: int) -> list[tuple[float, dict[str, Tensor]]]:
+    """Loss and gradients of steps in which the ranks enter a block or leave it out; the last value holds for others."""
+    config = TrainConfig(device="cpu", micro_batch_size=2, parallel=ParallelConfig(timeout=300, dp_shard=shards))
+    results = []
+    with parallel.join_mesh(config) as mesh:
+        policy = Choosing(policies.config(layers=3), policies.NORMALIZATION)
+        policy.load_state_dict(policies.policy(layers=3).state_dict())
+        optimizer = spread(mesh, config, policy)
+        for number, enters in enumerate(steps):
+            policy.enters = enters[min(mesh.rank, len(enters) - 1)]
+            result = take(mesh, policy, optimizer, share(mesh, uneven(), 4), check=number == 0)
+            results.append((float(result.loss), gradients(policy)))
+    return results
+
+
+ALL, NONE = (True,), (False,)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(
+    "steps",
+    [[ALL, (True, False)], [NONE, (True, False)], [NONE, ALL, NONE, (False, True)], [(True, False)]],
+    ids=["left out later", "entered first", "left out once", "at the first step"],
+)
+def test_a_block_that_some_ranks_enter_is_named_in_place_of_waiting(steps: list[tuple[bool, ...]], shards: int) -> None:
+    for kind, said in outcomes_in_ranks(2, steps_that_enter, steps, shards, timeout=60):
+        assert kind == "raised"
+        assert "ConfigError: rank " in said
+        assert "layers.1" in said
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_all_ranks_may_enter_and_leave_out_a_block_alike(shards: int) -> None:
+    steps = [ALL, NONE, ALL, ALL, NONE, ALL]
+    alone = steps_that_enter(steps, 1)
+    for of_rank in in_ranks(2, steps_that_enter, steps, shards):
+        for (loss, found), (loss_alone, found_alone) in zip(of_rank, alone, strict=True):
+            assert loss == pytest.approx(loss_alone, rel=1e-6)
+            assert same(found, found_alone)
+
+
 def sampled(shards: int) -> dict[str, Tensor]:
     """Samples of a fresh policy with a future on one rank's mesh, by method, before any other pass."""
     config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300, dp_shard=shards))

@@ -7,6 +7,7 @@ fill_weights             parameters filled row by row, whole or sharded
 signals                  stop requests by signal or file
 activation_checkpoint    activation checkpointing per block
 compile                  torch.compile per block, and the kernels of attention
+entered_blocks           agreement on the sharded blocks that a forward pass enters
 unused_parameters        parameters that a loss does not reach
 torch_release            features that an older torch lacks
 """

@@ -100,6 +100,15 @@ class Mesh:
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         return int(most)
 
+    def equal(self, number: int) -> bool:
+        """Return whether all ranks give the same `number`, of less than 63 bits; does not wait for the device."""
+        if self.world_size == 1:
+            return True
+        ends = torch.tensor([number, -number], dtype=torch.int64)
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+        most, least = ends.tolist()
+        return bool(most == -least)
+
     def gather(self, value: T) -> list[T]:
         """Return the value of each rank, by rank; the values must pickle."""
         values: list[Any] = [None] * self.world_size

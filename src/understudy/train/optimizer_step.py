@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from understudy.batch_keys import LOSS_WEIGHT
+from understudy.distributed.entered_blocks import agreed_blocks
 from understudy.distributed.mesh import Mesh, sync_gradients
 from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
 from understudy.errors import ConfigError
@@ -103,8 +104,8 @@ def optimizer_step(
             the policy draws from.
 
     Raises:
-        ConfigError: with `check`: the losses of the ranks do not reach the same parameters. Samples have weights, and
-            the policy counts elements per batch only.
+        ConfigError: the ranks enter different blocks. With `check`: the losses of the ranks do not reach the same
+            parameters. Samples have weights, and the policy counts elements per batch only.
     """
     optimizer.zero_grad()
     terms, factors, of_groups = list(weights), list(weights.values()), list[Tensor]()
@@ -118,7 +119,11 @@ def optimizer_step(
         sync_gradients(policy, mesh, last=number == len(parts) - 1)
         # Around the backward pass, too: a block that is recomputed there returns to the numbers of its forward pass.
         with keyed_generators(_part_key(seed, part), mesh.device) as moved:
-            with timer("forward"), record_leaves(policy, mesh, noted=is_checked) as leaves:
+            with (
+                timer("forward"),
+                record_leaves(policy, mesh, noted=is_checked) as leaves,
+                agreed_blocks(policy, mesh),
+            ):
                 losses = policy.sample_losses(*part, terms=terms)
                 totals = _sum_losses(losses, terms, part)
                 loss = torch.stack([factor * total for factor, total in zip(factors, totals / counts)]).sum()
