@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.torch_release import has_grad_dtype, has_gradient_sum
+from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.train.state import TrainState, assemble
 
@@ -98,6 +100,49 @@ def test_micro_batches_of_one_size_compute_the_same_on_any_mesh(
         name = "pi0, whole share at once"
         assert found[name][0] == pytest.approx(alone[name][0], rel=1e-6)
         assert differing(found[name], alone[name]) != []
+
+
+# -- loss terms of weight 0 ---------------------------------------------------
+
+
+def run_without(tokenizer: Path, fast: str, left_out: tuple[str, ...], shards: int) -> Result:
+    """Losses of three steps of two micro-batches or more without some loss terms, and all tensors after them."""
+    parallel = ParallelConfig(timeout=300, dp_shard=shards)
+    optim = OptimConfig(lr=1e-2, loss_weights=dict.fromkeys(left_out, 0.0))
+    given: dict[str, Any] = {"batch_size": COUNT, "micro_batch_size": 1, "optim": optim, "parallel": parallel}
+    config = TrainConfig(data=DataConfig(root="d"), device="cpu", **given)
+    with join_mesh(config) as mesh:
+        made = policy(tokenizer, response_tokens=8, fast=fast, action_tokens=40)
+        state = assemble(config, made, mesh)
+        share = COUNT // mesh.world_size
+        own = slice(mesh.rank * share, (mesh.rank + 1) * share)
+        losses = []
+        for step in range(3):
+            whole = batch(COUNT, seed=step, response=True)
+            whole |= {"position": torch.arange(COUNT) + step * COUNT, "source": torch.zeros(COUNT, dtype=torch.int64)}
+            losses.append(float(state.train_step({key: value[own] for key, value in whole.items()}).loss))
+        tensors = {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in state.tensors().items()}
+        return losses, {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+@pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
+@pytest.mark.parametrize(
+    "left_out",
+    [("text", "fast"), *(pytest.param(terms, marks=pytest.mark.long) for terms in (("flow",), ("flow", "text")))],
+    ids=", ".join,
+)
+def test_terms_of_weight_0_leave_the_same_weights_on_sharded_ranks(
+    tokenizer: Path, tmp_path: Path, left_out: tuple[str, ...]
+) -> None:
+    """Flow alone trains the expert alone, and the tower keeps every bit; without it no pass enters the expert."""
+    time = np.linspace(0, 1, 4)[:, None]
+    waves = [np.sin(time * rate + np.arange(3)) for rate in np.linspace(0, 3, 100)]
+    FastTokenizer.fit(waves, vocab_size=60).save(tmp_path / "fast")
+    arguments = (tokenizer, str(tmp_path / "fast"), left_out)
+    (expected,) = in_ranks(1, run_without, *arguments, 1)
+    for found in in_ranks(2, run_without, *arguments, 2):
+        assert found[0] == expected[0]
+        assert differing(found, expected) == []
 
 
 # -- split weights ------------------------------------------------------------

@@ -495,6 +495,10 @@ class Pi0Network(nn.Module):
         for number, layer in enumerate(self.layers):
             last = number == len(self.layers) - 1
             keys_only = last and not hidden
+            if tokens is not None and insulate and not hidden:
+                # No loss reaches the tower. FSDP2 would hand a gradient of 0 through each sharded layer, by which the
+                # optimizer decays the weights on several processes alone.
+                tokens = tokens.detach()
             tokens, actions, _ = layer(tokens, actions, plan, condition, keys_only=keys_only, keep_cache=False)
         read = None if actions is None or suffix is None else self._read(actions, suffix)
         if tokens is None or not hidden:
