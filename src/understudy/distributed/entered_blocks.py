@@ -54,7 +54,8 @@ class _EnteredBlocks:
         from torch.distributed.fsdp import FSDPModule
 
         self.mesh = mesh
-        named = [(name, module) for name, module in policy.named_modules() if isinstance(module, FSDPModule) and name]
+        parts: list[tuple[str, Any]] = list(policy.named_modules())
+        named = [(name, part) for name, part in parts if isinstance(part, FSDPModule) and name]
         self.names = [name for name, _ in named]
         self.modules: list[ReferenceType[Any]] = [ref(module) for _, module in named]  # none holds the policy
         self.expected: list[int] = []
