@@ -1,6 +1,7 @@
 """A dataset whose recorder was killed: named by `publish` and `push` before anything is written, and by `check`."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, edit_column, write_dataset
+from support.datasets import Spec, edit_column, episode_pictures, write_dataset, write_video
 from understudy.check.examine import check_dataset
 from understudy.cli.hub import PushConfig, push
 from understudy.cli.main import main
+from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.errors import ConfigError
+from understudy.edit.publish import publish
+from understudy.errors import ConfigError, DatasetError
 
 CAMERA = "observation.images.top"
 FAR = 1_764_000_000_000
@@ -62,6 +65,73 @@ def test_killed_recorder_is_named_and_nothing_is_published(tmp_path: Path, fault
     assert rules & {"files.orphan", "files.missing"}
     assert main(["edit", str(root), str(tmp_path / "copy"), "--skip-bad"]) in (0, 1)
     assert main(["publish", str(tmp_path / "copy"), str(out)]) == 0
+
+
+@pytest.mark.parametrize("fault", [gap, cut, packed_cut])
+def test_killed_recorder_is_named_by_readers(tmp_path: Path, fault: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "arm"
+    fault(root)
+    with pytest.warns(UserWarning, match="named by no episode"):
+        EpisodeDataset(root)
+    with pytest.warns(UserWarning, match="named by no episode"):
+        assert main(["select", str(root), "some", "--exclude-episodes", "0"]) == 0
+    words = ["--data.root", str(root), "--output-dir", str(tmp_path / "run"), "--data.cameras", "none", "--steps", "1"]
+    words += ["--data.val-fraction", "0", "--batch-size", "2", "--val.every", "0", "--log.no-report"]
+    capsys.readouterr()
+    assert main(["train", *words]) == 0
+    assert "named by no episode" in capsys.readouterr().err
+
+
+def test_sound_and_partial_datasets_are_read_without_a_word(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    EpisodeDataset(v2(tmp_path / "whole"))
+    part = v2(tmp_path / "part", keep={0, 1, 4, 5})
+    for path in [*part.rglob("episode_000002.*"), *part.rglob("episode_000003.*")]:
+        path.unlink()
+    EpisodeDataset(part)
+    other = v2(tmp_path / "other") / "data/chunk-000"
+    shutil.copy(other / "episode_000000.parquet", other / "copy.parquet")
+    EpisodeDataset(tmp_path / "other")
+    assert not recwarn.list
+
+
+def test_removed_lines_of_meta_are_not_called_a_kill(tmp_path: Path) -> None:
+    """The same files are left by both: the message claims neither."""
+    gap(tmp_path / "arm")
+    with pytest.raises(DatasetError) as error:
+        publish([str(tmp_path / "arm")], tmp_path / "out")
+    assert "2-3" in error.value.what
+    assert not re.search(r"recorder was killed(?!, of files of two recordings, or after lines)", error.value.what)
+
+
+def exchanged(root: Path) -> None:
+    """Exchange the data files of two episodes, but not their videos."""
+    v2(root)
+    files = root / "data/chunk-000"
+    (files / "episode_000001.parquet").rename(files / "kept.parquet")
+    (files / "episode_000002.parquet").rename(files / "episode_000001.parquet")
+    (files / "kept.parquet").rename(files / "episode_000002.parquet")
+
+
+def stale(root: Path) -> None:
+    path = v2(root) / "meta/episodes.jsonl"
+    path.write_text(path.read_text().replace('"length": 6', '"length": 7', 2))
+
+
+def short_video(root: Path) -> None:
+    videos = v2(root) / f"videos/chunk-000/{CAMERA}"
+    spec = Spec(version="v2.1", lengths=(6,) * 6, chunks_size=1000, foreign=False)
+    write_video(videos / "episode_000003.mp4", episode_pictures(spec, 0, 3)[:4], spec)
+
+
+@pytest.mark.parametrize("fault", [exchanged, stale, short_video])
+def test_contradicting_rows_and_videos_are_not_pushed(tmp_path: Path, fault: Any) -> None:
+    root = tmp_path / "arm"
+    fault(root)
+    with pytest.raises(ConfigError, match="episode"):
+        push(PushConfig(path=str(root), to="hf://datasets/somebody/arm"))
+    if fault is not short_video:  # a view is made by the rows alone
+        with pytest.warns(UserWarning, match="episode"):
+            assert main(["select", str(root), "some", "--exclude-episodes", "0"]) == 0
 
 
 def test_killed_recorder_file_without_a_footer_is_cut(tmp_path: Path) -> None:
@@ -133,8 +203,6 @@ def test_check_says_that_meta_alone_is_wrong(tmp_path: Path) -> None:
 
 
 def test_check_names_a_tail_that_is_the_start_of_the_next_episode(tmp_path: Path) -> None:
-    from support.datasets import episode_pictures, write_video
-
     spec = Spec(version="v2.1", lengths=(6,) * 3, chunks_size=1000, foreign=False)
     write_dataset(tmp_path / "data", spec)
     video = tmp_path / f"data/videos/chunk-000/{CAMERA}/episode_000000.mp4"

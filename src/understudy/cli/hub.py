@@ -13,6 +13,7 @@ from understudy.atomic import DRAFT_SUFFIX
 from understudy.config.declare import Ge, Positional
 from understudy.errors import ConfigError
 from understudy.hub.ids import HubId, model_id, near_path, parse_address
+from understudy.plural import plural
 
 Kind = Literal["policy", "run", "dataset"]
 _MARKS: dict[Kind, tuple[str, ...]] = {
@@ -186,22 +187,28 @@ def _check_dataset(folder: Path) -> None:
     """Warn of files that no episode names.
 
     Raises:
-        ConfigError: files are missing, or the recorder of the dataset was killed.
+        ConfigError: files are missing, cannot be read or contradict the metadata: a recorder was killed, for example,
+            or rows and videos may be those of different episodes.
     """
-    from understudy.data.check_files import unfinished_recording
+    from understudy.data.check_files import broken_episodes, unfinished_recording
     from understudy.data.format.catalog import Catalog
     from understudy.errors import DatasetError
 
     try:
         catalog = Catalog.open(folder)
-        gaps = catalog.missing_files() or []
-        killed, irregular = unfinished_recording(catalog)
+        problems = [gap.line for gap in catalog.missing_files() or []]
+        contradiction, irregular = unfinished_recording(catalog)
+        problems += [contradiction] if contradiction else []
+        if not problems:
+            rows = catalog.episodes.rows_of(catalog.episodes.ids)
+            problems = [bad.line for bad in broken_episodes(catalog, catalog.episodes.videos, (), rows)]
     except DatasetError as error:
         raise ConfigError(f"path: {error}") from error
-    if gaps or killed:
-        problem = gaps[0].line if gaps else f"its recorder was killed: {killed}"
-        fix = "restore the files, or publish a copy with the listed episodes: understudy edit"
-        raise ConfigError(f"path: {folder}: {problem}; {fix} {folder} COPY --skip-bad")
+    if problems:
+        more = f"; and {plural(len(problems) - 1, 'more problem')}" if len(problems) > 1 else ""
+        fix = f"mend it (understudy check {folder} names each fault and its remedy), or publish a copy with the sound "
+        fix += f"episodes: understudy edit {folder} COPY --skip-bad"
+        raise ConfigError(f"path: {folder}: {problems[0]}{more}; {fix}")
     if irregular:
         warnings.warn(f"{folder}: {irregular}; all files are published", stacklevel=2)
 

@@ -7,9 +7,10 @@ from contextlib import suppress
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.episode_table import MissingFiles, describe_ids
+from understudy.data.format.episode_table import MissingFiles, describe_ids, spread_evenly
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames
+from understudy.data.write.dataset_files import is_recorded_here
 from understudy.errors import DatasetError, SourceError
 from understudy.plural import plural
 
@@ -123,11 +124,15 @@ def describe_unlisted(catalog: Catalog, paths: Sequence[str]) -> str:
     return "; ".join(parts)
 
 
-def unfinished_recording(catalog: Catalog) -> tuple[str, str]:
-    """Describe what a recorder that was killed left: (what tells so, further irregularities), "" each for nothing.
+CAUSES = "as after a recorder that was killed, of files of two recordings, or after lines of meta/ were removed"
+"""What may have made the contradictions of `unfinished_recording`: nothing tells which."""
 
-    Ids that are absent beside files that no episode names, or such a file that is cut, tell it. Absent ids alone are
-    those of a part of a dataset, and a sound file that no episode names is ignored by all readers.
+
+def unfinished_recording(catalog: Catalog) -> tuple[str, str]:
+    """Describe files beside a table that lacks them: (contradictions, further irregularities), "" each for nothing.
+
+    Ids that are absent beside files that no episode names, or such a file that is cut, contradict the table. Absent ids
+    alone are those of a part of a dataset, and a sound file that no episode names is ignored by all readers.
     """
     ids = catalog.episodes.ids
     before = np.flatnonzero(np.diff(ids) > 1)
@@ -139,8 +144,39 @@ def unfinished_recording(catalog: Catalog) -> tuple[str, str]:
     extra = f"{plural(len(paths), 'file is', 'files are')} named by no episode, first {paths[0]}" if paths else ""
     described = describe_unlisted(catalog, unlisted.get("", []))
     facts = "; ".join(part for part in (gap, extra, described) if part)
-    is_killed = bool(paths) and (bool(gap) or "is cut" in described)
-    return (facts, "") if is_killed else ("", facts)
+    contradicts = bool(paths) and (bool(gap) or "is cut" in described)
+    return (f"{facts}: {CAUSES}", "") if contradicts else ("", facts)
+
+
+def doubt_of_reader(catalog: Catalog, most_files: int | None = None) -> str:
+    """Return the contradictions of `unfinished_recording` as a line for readers; "" for nothing.
+
+    Folders of a remote dataset are not listed, and an `EpisodeWriter` has unlisted files while it records.
+
+    Args:
+        catalog: the dataset.
+        most_files: of a dataset with more files none is listed; None: no limit.
+    """
+    table = catalog.episodes
+    count = len(table.data) + sum(len(videos.files) for videos in table.videos.values())
+    if not catalog.files.is_local or (most_files is not None and count > most_files):
+        return ""
+    contradiction, _ = unfinished_recording(catalog)
+    if not contradiction or is_recorded_here(catalog.files):
+        return ""
+    return f"{contradiction}; the listed episodes are read, and `understudy check {catalog.root}` says more"
+
+
+_SAMPLED = 64  # data files whose rows are compared with the metadata where reading all of them takes too long
+
+
+def sampled_doubts(catalog: Catalog) -> list[MissingFiles]:
+    """Return `broken_episodes` of some data files of a local dataset, without videos."""
+    if not catalog.files.is_local:
+        return []
+    file = catalog.episodes.data_file
+    chosen = spread_evenly(len(catalog.episodes.data), _SAMPLED)
+    return broken_episodes(catalog, (), (), np.flatnonzero(np.isin(file, chosen)))
 
 
 _NAMED = 5  # ranges of absent ids

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from understudy.batch_keys import LOSS_WEIGHT
+from understudy.data.check_files import doubt_of_reader
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import EpisodeTable
 from understudy.data.format.features import INDEX_KEYS
@@ -35,6 +36,7 @@ from understudy.storage.mapped_tables import share
 from understudy.video.depth import RGB, Pixels
 
 T = TypeVar("T")
+_MOST_LISTED = 10_000  # files of a dataset whose folders are listed when it is opened by its address
 
 
 def choose_keys(catalog: Catalog, keys: Sequence[str] | None, missing_cameras: Collection[str]) -> tuple[str, ...]:
@@ -177,7 +179,10 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             raise DatasetError(f"video_backend is {video_backend!r}", fix="give 'pyav' or 'torchcodec'")
         if image_transforms is not None and not callable(image_transforms):
             raise DatasetError(f"image_transforms is {image_transforms!r}", fix="give a function of an image tensor")
-        catalog = rename_keys(Catalog.open(root), names or {}, missing_cameras)
+        opened = Catalog.open(root)
+        if opened is not root and (doubt := doubt_of_reader(opened, _MOST_LISTED)):
+            warnings.warn(f"{opened.root}: {doubt}", stacklevel=2)
+        catalog = rename_keys(opened, names or {}, missing_cameras)
         self._name = name
         self.image_transforms = image_transforms
         self.missing_cameras = {

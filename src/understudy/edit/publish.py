@@ -135,16 +135,16 @@ def _check_finished(writer: Catalog) -> None:
     """Warn of absent ids and of files that no episode names; a recording of `EpisodeWriter` has some while it goes on.
 
     Raises:
-        DatasetError: files are missing, or another recorder was killed, so that its next episodes may be those again.
+        DatasetError: files are missing, or contradict the table: another recorder was killed, for example, and its next
+            episodes may be those again.
     """
     if is_recorded_here(writer.files):
         return
     if gaps := writer.missing_files():
         raise DatasetError(gaps[0].line, where=writer.root, fix=_COPY.format(root=writer.root))
-    killed, irregular = unfinished_recording(writer)
-    if killed:
-        problem = f"its recorder was killed, or its files are of two recordings: {killed}"
-        raise DatasetError(problem, where=writer.root, fix=_COPY.format(root=writer.root))
+    contradiction, irregular = unfinished_recording(writer)
+    if contradiction:
+        raise DatasetError(contradiction, where=writer.root, fix=_COPY.format(root=writer.root))
     if irregular:
         warnings.warn(f"{writer.root}: {irregular}; the listed episodes are published", stacklevel=3)
 

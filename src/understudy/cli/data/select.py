@@ -1,6 +1,7 @@
 """`understudy select`: saves a selection of a dataset as a view, or lists its views."""
 
 import shlex
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from understudy.config.data import SelectionConfig
 from understudy.config.declare import Fraction, Positional
 from understudy.config.help import flag_of
 from understudy.errors import DatasetError
+from understudy.plural import plural
 
 if TYPE_CHECKING:
     from understudy.data.dataset import EpisodeDataset
@@ -48,6 +50,8 @@ def select(config: SelectConfig) -> None:
 
     catalog = Catalog.open(config.paths[0])
     names = list_views(catalog.files)
+    if len(config.paths) == 2:
+        _warn_of_doubts(catalog)
     for name in config.paths[1:]:
         chosen = _chosen(config)
         if catalog.view is not None:
@@ -68,6 +72,18 @@ def select(config: SelectConfig) -> None:
         print(f"{view.describe(data.num_episodes, len(catalog.episodes))}; {len(data):,} frames; {_flags(view.select)}")
     if not names:
         print(f"{catalog.root}: no views")
+
+
+def _warn_of_doubts(catalog: "Catalog") -> None:
+    """Warn of files that contradict the metadata, of rows in a sample of the data files: a view has them, too."""
+    from understudy.data.check_files import doubt_of_reader, sampled_doubts
+
+    bad = sampled_doubts(catalog)
+    more = f"; and {plural(len(bad) - 1, 'more problem')}" if len(bad) > 1 else ""
+    advice = f"a training refuses these episodes; `understudy check {catalog.root}` names all of them"
+    lines = [f"{bad[0].line}{more}; {advice}"] if bad else []
+    for line in [*filter(None, [doubt_of_reader(catalog)]), *lines]:
+        warnings.warn(f"{catalog.root}: {line}", stacklevel=3)
 
 
 def _flags(select: Mapping[str, Any]) -> str:

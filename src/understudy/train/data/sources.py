@@ -11,7 +11,7 @@ import numpy as np
 from understudy.batch_keys import ACTION, STATE
 from understudy.config.data import NONE, DataConfig, SourceConfig
 from understudy.config.train import TrainConfig
-from understudy.data.check_files import broken_episodes
+from understudy.data.check_files import broken_episodes, doubt_of_reader
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import MissingFiles, describe_ids
@@ -494,13 +494,15 @@ def skip_incomplete(
             raise DatasetError(problem, where=catalog.root, fix="restore the files")
         back = sorted(set(before) - set(bad))
         return before, (f"skipped since the run started, although complete now: {_list(back)}",) if back else ()
+    doubt = doubt_of_reader(catalog)
+    notes = (doubt,) if doubt else ()
     if not bad:
-        return (), ()
+        return (), notes
     problem = f"{_are(bad)} {'incomplete or broken' if skips else 'incomplete'} of {len(ids)} ({_why(gaps)})"
     if len(bad) == len(ids):
         raise DatasetError(problem, where=catalog.root, fix="restore the files")
     if skips:
-        return tuple(bad), (f"{problem}: skipped {_list(bad)}",)
+        return tuple(bad), (f"{problem}: skipped {_list(bad)}", *notes)
     lists = _lists_without(source, bad)
     error = DatasetError(f"{problem}: {_list(bad)}", where=catalog.root, fix=_fix(lists, bool(data.sources)))
     raise BadEpisodesError.of(error, lists) if data.sources else error
