@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
 import pytest
 
-from support.datasets import Spec, write_dataset
+from support.datasets import Spec, episode_pictures, write_dataset
 from support.refusals import refused
 from understudy.cli import main
 from understudy.cli.bench import decode_limit as bench_limit
@@ -130,6 +132,35 @@ def test_limits_without_video_are_none(root: Path) -> None:
         assert limit.share(5.0) is None
     nothing = {over + key: None for over in ("", "over_") for key in ("limit", "codec_limit")}
     assert "limit (" not in format_figures(found | nothing)
+
+
+def test_limits_decode_the_stream_that_the_loader_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first stream of the file is another one, of smaller and of fewer images."""
+    spec = Spec(lengths=(12,), foreign=False)
+    write_dataset(tmp_path / "set", spec)
+    (path,) = (tmp_path / "set/videos").rglob("*.mp4")
+    images = episode_pictures(spec, 0, 0)
+    with av.open(str(path), "w") as out:
+        sides = (32, images[0].shape[0])
+        streams = [out.add_stream("libx264", rate=10, width=side, height=side, pix_fmt="yuv420p") for side in sides]
+        for stream, shown in zip(streams, ([image[:32, :32] for image in images[:5]], images)):
+            for image in shown:
+                out.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")))
+            out.mux(stream.encode(None))
+    widths = []
+
+    def note(converter: Any, frame: av.VideoFrame, kind: str) -> av.VideoFrame:
+        widths.append(frame.width)
+        return frame
+
+    monkeypatch.setattr(bench_limit, "reformat", note)
+    (stretch,) = bench_limit.stretches(Setting(str(tmp_path / "set")).data(), 1)
+    assert len(stretch.packets) == len(images)
+    for way in (bench_limit.bare, bench_limit.pyav):
+        frames = way(stretch)
+        assert sum(next(frames) for _ in range(30)) == 30  # twice from the beginning
+        assert set(widths) == {sides[1]}
+        widths.clear()
 
 
 def test_limits_of_remote_videos_are_those_of_the_codec(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

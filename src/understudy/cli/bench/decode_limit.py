@@ -27,7 +27,7 @@ from understudy.cli.bench.measure import Round, videos
 from understudy.cores import available_cores
 from understudy.data.dataset import EpisodeDataset
 from understudy.video.native.swscale import reformat
-from understudy.video.packets import open_packets
+from understudy.video.packets import main_stream, open_packets
 
 _FRAMES = 2048  # per decoder, repeated: several episodes, since the cost of frames differs
 _DECODERS = {"av1": "libdav1d"}  # FFmpeg's own "av1" decoder needs hardware
@@ -44,6 +44,8 @@ class Stretch:
     height: int
     width: int
     packets: list[bytes]
+    stream: int = 0
+    """Number of the stream in its file that the loader reads; 0 for remote ones, which no library reads here."""
 
 
 Way: TypeAlias = Callable[[Stretch], Iterator[int]]
@@ -143,7 +145,8 @@ def stretches(data: EpisodeDataset, count: int) -> list[Stretch]:
     for number, (camera, row) in enumerate(picked):
         again = picked[:number].count((camera, row))
         path = catalog.video_path(camera, row)
-        packets = open_packets(catalog.files.source(path))
+        expected = int(catalog.videos(camera).expected[catalog.videos(camera).file[row]])
+        packets = open_packets(catalog.files.source(path), expected)
         index = packets.index
         begin = again * len(index.display) // count
         begin = int(index.keys[np.searchsorted(index.keys, begin, side="right") - 1])
@@ -151,8 +154,15 @@ def stretches(data: EpisodeDataset, count: int) -> list[Stretch]:
         coded = [bytes(packets.packet(i, end - 1)) for i in range(begin, end)]
         packets.close()
         where, local = catalog.files.where(path), catalog.files.is_local
-        out.append(Stretch(where, local, index.codec, index.extradata, index.height, index.width, coded))
+        stream = _stream(where, expected) if local else 0
+        out.append(Stretch(where, local, index.codec, index.extradata, index.height, index.width, coded, stream))
     return out
+
+
+def _stream(path: str, frames: int) -> int:
+    """Return the number of the stream that the loader reads for so many frames."""
+    with av.open(path) as file:
+        return int(main_stream(file, frames).index)
 
 
 def bare(stretch: Stretch) -> Iterator[int]:
@@ -187,8 +197,9 @@ def pyav(stretch: Stretch) -> Iterator[int]:
     converter = VideoReformatter()
     while True:
         with av.open(stretch.path) as file:
-            file.streams.video[0].thread_count = 1
-            for frame in file.decode(video=0):
+            stream = next(stream for stream in file.streams.video if stream.index == stretch.stream)
+            stream.thread_count = 1
+            for frame in file.decode(stream):
                 reformat(converter, frame, "rgb24").to_ndarray()
                 yield 1
 
@@ -197,7 +208,7 @@ def torchcodec(stretch: Stretch) -> Iterator[int]:
     """Decode the whole file with torchcodec, 16 frames at a time, its fastest way; uint8 tensors (16, 3, H, W)."""
     from torchcodec.decoders import VideoDecoder
 
-    decoder = VideoDecoder(stretch.path, num_ffmpeg_threads=1, seek_mode="approximate")
+    decoder = VideoDecoder(stretch.path, stream_index=stretch.stream, num_ffmpeg_threads=1, seek_mode="approximate")
     while True:
         for begin in range(0, len(decoder), 16):
             yield len(decoder.get_frames_in_range(begin, min(begin + 16, len(decoder))).data)
