@@ -1,10 +1,12 @@
 """Activation checkpointing changes memory and no bit; compiled blocks agree to rounding; impossible settings raise."""
 
 import copy
+import random
 import shutil
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -70,6 +72,36 @@ def test_losses_and_gradients_are_the_same_bits(kept: CheckpointMode, compute: s
     assert torch.equal(loss, other)
     assert gradients.keys() == others.keys()
     assert [name for name in gradients if not torch.equal(gradients[name], others[name])] == []
+
+
+class Noisy(nn.Module):
+    """Multiplies by numbers that it draws from each of the global generators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        drawn = np.random.rand(4).astype(np.float32)  # noqa: NPY002
+        return torch.sin(self.layer(x) * torch.from_numpy(drawn) * random.random() * torch.rand(4))
+
+
+@pytest.mark.parametrize("kept", ["selective", "full"])
+def test_recomputed_blocks_draw_the_numbers_of_their_forward_pass(kept: CheckpointMode) -> None:
+    found = []
+    for mode in ("none", kept):
+        torch.manual_seed(0)
+        blocks = nn.Sequential(Noisy(), Noisy(), Noisy())
+        apply_activation_checkpointing(blocks, mode)
+        np.random.seed(1)  # noqa: NPY002
+        random.seed(1)
+        for _ in range(2):
+            blocks(torch.ones(2, 4)).sum().backward()
+        gradients = [parameter.grad for parameter in blocks.parameters()]
+        found.append((gradients, np.random.rand(), random.random()))  # noqa: NPY002
+    (plain, *later), (again, *later_again) = found
+    assert all(torch.equal(one, two) for one, two in zip(plain, again, strict=True))
+    assert later == later_again  # the backward pass moves no generator
 
 
 def test_selective_computes_again_what_is_cheap_and_full_all() -> None:

@@ -1,17 +1,21 @@
 """Activation checkpointing: discard the activations of a block and recompute them in the backward pass.
 
-It trades time for memory; losses and gradients are the same bits. `selective` keeps the expensive results, those of
-matrix products, convolutions and attention, and recomputes the cheap ones between them. `full` keeps a block's inputs
-only. Both work with every mesh, every precision and `compile`. Activation checkpointing comes first, then `compile.py`,
-then `mesh.shard`, which must also gather a block's weights for the recomputation.
+It trades time for memory; losses and gradients are the same bits, also of blocks that draw random numbers. `selective`
+keeps the expensive results, those of matrix products, convolutions and attention, and recomputes the cheap ones between
+them. `full` keeps a block's inputs only. Both work with every mesh, every precision and `compile`. Activation
+checkpointing comes first, then `compile.py`, then `mesh.shard`, which must also gather a block's weights for the
+recomputation.
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+import pickle
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -113,12 +117,61 @@ class _Checkpointed(nn.Module):
 
     mode: CheckpointMode = "full"
     recomputes: bool = True
+    draws: bool | None = None
+    """Whether the first forward pass drew from numpy or `random`; None: there was none. Their states take 0.1 ms."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.recomputes and torch.is_grad_enabled()):
             return super().forward(*args, **kwargs)
         more: dict[str, Any] = {"context_fn": SELECTIVE} if self.mode == "selective" else {}
-        return checkpoint(super().forward, *args, use_reentrant=False, **more, **kwargs)
+        if self.draws is False or torch.compiler.is_compiling():  # compiled code draws no such numbers
+            return checkpoint(super().forward, *args, use_reentrant=False, **more, **kwargs)
+        before = _get_states()
+        compute = _Repeating(super().forward, before)
+        result = checkpoint(compute, *args, use_reentrant=False, **more, **kwargs)
+        if self.draws is None:
+            self.draws = not _are_equal(before, _get_states())
+        return result
+
+
+class _Repeating:
+    """A function whose later calls draw the numbers of its first from numpy and `random`, and move neither.
+
+    torch restores its own generators alone.
+    """
+
+    def __init__(self, compute: Callable[..., Any], before: "_States") -> None:
+        self.compute, self.before, self.is_first = compute, before, True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.is_first:
+            self.is_first = False
+            return self.compute(*args, **kwargs)
+        now = _get_states()
+        _set_states(self.before)
+        try:
+            return self.compute(*args, **kwargs)
+        finally:
+            _set_states(now)
+
+
+_States = tuple[Any, Any]
+"""State of the global generators of numpy and of `random`."""
+
+
+def _get_states() -> _States:
+    return np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002  # a block draws from it
+
+
+def _are_equal(one: _States, two: _States) -> bool:
+    (of_numpy, of_python), (other_numpy, other_python) = one, two
+    return pickle.dumps(of_numpy) == pickle.dumps(other_numpy) and of_python == other_python
+
+
+def _set_states(states: _States) -> None:
+    of_numpy, of_python = states
+    np.random.set_state(of_numpy)  # noqa: NPY002
+    random.setstate(of_python)
 
 
 @functools.cache

@@ -54,8 +54,9 @@ class _EnteredBlocks:
         from torch.distributed.fsdp import FSDPModule
 
         self.mesh = mesh
-        parts: list[tuple[str, Any]] = list(policy.named_modules())
-        named = [(name, part) for name, part in parts if isinstance(part, FSDPModule) and name]
+        named = [
+            (name, module) for name, module in policy.named_modules() if name and issubclass(type(module), FSDPModule)
+        ]
         self.names = [name for name, _ in named]
         self.modules: list[ReferenceType[Any]] = [ref(module) for _, module in named]  # none holds the policy
         self.expected: list[int] = []
