@@ -1,6 +1,7 @@
 """The split of one source, under any selection: each side compared with sets of frames."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from support.datasets import Spec, write_dataset
 from support.runs import tiny_config
 from understudy.config.schema import complete, override
+from understudy.config.train import TrainConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.selection.select import split_episodes
 from understudy.errors import DatasetError
@@ -108,3 +110,36 @@ def test_both_sides_are_what_was_asked_for_and_share_no_episode(root: Path, sour
     assert not {e for e, _ in training} & {e for e, _ in held_out}
     assert training == set().union(*(samples[e] for e in trained))
     assert held_out == set().union(*(samples[e] for e in held))
+
+
+def held_out(config: TrainConfig, recorded: list[dict[str, Any]] | None = None) -> list[list[int]]:
+    return [part.episodes.tolist() for part in open_data(config, recorded).validation if part is not None]
+
+
+def test_validation_spreads_over_tasks_and_a_run_keeps_its_own(tmp_path: Path) -> None:
+    """All episodes of one task (5 and 11) hash to validation, until the dataset has a third of them."""
+    ids, longer = tuple(range(3, 15)), tuple(range(3, 18))
+    plain = split_episodes(ids, 0.3)[1].tolist()
+    assert {5, 11} <= set(plain)
+    write_dataset(root := tmp_path / "d", Spec(lengths=(4,) * len(ids), ids=ids, cameras=()))
+    config = complete(tiny_config(root, tmp_path / "run"))
+    data = open_data(config)
+    [own] = held_out(config)
+    assert (len(own), len({5, 11} & set(own))) == (len(plain), 1)
+    shutil.rmtree(root)
+    write_dataset(root, Spec(lengths=(4,) * len(longer), ids=longer, cameras=()))
+    assert held_out(config, data.entries()) == [own]
+    assert {5, 11} <= set(held_out(config)[0])  # a new run on the longer dataset
+
+
+def test_sources_of_one_dataset_hold_out_the_same_episodes(tmp_path: Path) -> None:
+    """Where an exchange would give each its own validation episodes, the split is that of the ids alone."""
+    ids = tuple(range(3, 15))
+    write_dataset(root := tmp_path / "d", Spec(lengths=(4,) * len(ids), ids=ids, cameras=()))
+    (tmp_path / "link").symlink_to(root)
+    config = complete(tiny_config(root, tmp_path / "run"))
+    whole = replace(config.data.mixed()[0], name="all")
+    few = replace(whole, root=str(tmp_path / "link"), name="few", episodes=tuple(range(4, 11)))
+    both = complete(override(config, data=replace(config.data, root="", sources=(whole, few))))
+    plain = split_episodes(ids, 0.3)[1].tolist()
+    assert held_out(both) == [plain, [e for e in plain if e in range(4, 11)]]

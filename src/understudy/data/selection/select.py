@@ -20,6 +20,7 @@ from understudy.booleans import holds_boolean
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import describe_ids
 from understudy.data.selection.keep_ranges import KeepRanges, KeepReport, apply_ranges
+from understudy.data.selection.spread import spread_over_tasks
 from understudy.data.selection.where import matching_rows
 from understudy.episode_ids import parse_ids
 from understudy.errors import DatasetError
@@ -320,13 +321,22 @@ class SelectedFrames:
 
 
 def split_episodes(
-    ids: np.ndarray | Iterable[int], fraction: float, seed: int = 0, *, appended: bool = False
+    ids: np.ndarray | Iterable[int],
+    fraction: float,
+    seed: int = 0,
+    *,
+    appended: bool = False,
+    tasks: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Split episode ids into (training, validation), int64, ascending.
 
     An episode goes to validation when a hash of (seed, id) is below `fraction`, so new episodes move none of the old
     ones. Each side has at least one episode (the lowest and the highest hash), unless the episodes are `appended` to
     split ones. Fraction 0 gives no validation.
+
+    With `tasks`, int64 (m, 2), rows [id, task], as few episodes are exchanged as give each task of several episodes
+    one to validate on and every task one to train on, as far as their number allows (`spread.py`); episodes that are
+    added to the same split may change which. `appended` episodes are never exchanged.
 
     Raises:
         DatasetError: fraction outside [0, 1), or fewer than two episodes to split.
@@ -343,6 +353,8 @@ def split_episodes(
     if not appended:
         validation[hashes.argmin()] = True
         validation[hashes.argmax()] = False
+    if tasks is not None and not appended:
+        validation = spread_over_tasks(ids, hashes, validation, tasks)
     return ids[~validation], ids[validation]
 
 

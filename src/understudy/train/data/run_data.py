@@ -7,6 +7,7 @@ sources are reported at once.
 import hashlib
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +49,7 @@ from understudy.train.data.sources import (
     check_disjoint,
     common_image_size,
     open_source,
+    place_of,
     recorded_sizes,
     split_source,
     with_view,
@@ -221,10 +223,14 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
     except DatasetError as error:  # the source with that camera may be one of the wrong ones
         raise (join_errors(wrong, len(names), leave_out) if wrong else error) from None
 
+    whole = opened[: len(data.names())]  # updates are parts of these
+    uses = Counter(place_of(source.catalog) for source in whole if source is not None)
+
     def split(number: int) -> SourceSplit:
         source = opened[number]
         assert source is not None
-        return split_source(names[number], source, config, cameras, sizes, entries[number], check_files)
+        shares_dataset = uses[place_of(source.catalog)] > 1
+        return split_source(names[number], source, config, cameras, sizes, entries[number], check_files, shares_dataset)
 
     splits = [part for part in for_each_source(names, split, wrong) if part is not None]
     _check_states(names, opened, wrong)

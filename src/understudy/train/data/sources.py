@@ -236,6 +236,7 @@ def split_source(
     sizes: Mapping[str, tuple[int, int]],
     recorded: Record | None = None,
     check_files: bool = True,
+    shares_dataset: bool = False,
 ) -> SourceSplit:
     """Split a source into a training and a validation part.
 
@@ -247,6 +248,8 @@ def split_source(
         sizes: (height, width) of those that some source lacks.
         recorded: see `open_source`.
         check_files: whether to look for missing files.
+        shares_dataset: whether another source is of the same dataset; its split then depends on ids alone, so that
+            both hold out the same episodes.
 
     Raises:
         DatasetError: images are not RGB, the selection is empty, episodes cannot be split, or files are missing.
@@ -270,7 +273,8 @@ def split_source(
     _raise_all(_lost_episodes(held, ids), catalog)
     before = None if appended and "skipped" not in held else recorded
     skipped, notes = skip_incomplete(settings, catalog, ids, own_cameras, source.keys, config.data, before, check_files)
-    trained, validated = _split_episodes(config, source, ids, np.array(skipped, np.int64), appended)
+    tasks = None if appended or shares_dataset else _tasks_of(catalog, ids)
+    trained, validated = _split_episodes(config, source, ids, np.array(skipped, np.int64), appended, tasks)
     if config.data.prompt_metadata:  # of each source the metadata that it has
         present = prompt_names(catalog)
         options["prompt_metadata"] = [field for field in config.data.prompt_metadata if field in present]
@@ -335,9 +339,17 @@ def _unusable_features(config: TrainConfig, source: Source, cameras: Sequence[st
 
 
 def _split_episodes(
-    config: TrainConfig, source: Source, ids: np.ndarray, skipped: np.ndarray, appended: bool
+    config: TrainConfig,
+    source: Source,
+    ids: np.ndarray,
+    skipped: np.ndarray,
+    appended: bool,
+    tasks: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Split the selected episodes without the skipped ones: ids to train on, and to validate on."""
+    """Split the selected episodes without the skipped ones: ids to train on, and to validate on.
+
+    A share of them is spread over `tasks` (see `split_episodes`).
+    """
     settings, where = source.config, source.catalog.root
     ids = difference(ids, skipped) if len(skipped) else ids
     if settings.val_episodes:
@@ -349,11 +361,23 @@ def _split_episodes(
         return trained, validated
     fraction = config.data.share_of(settings)
     try:
-        make = partial(split_episodes, ids, fraction, appended=appended)
-        return share(make, ids, fraction, appended, cache=source.catalog.files.cache)
+        make = partial(split_episodes, ids, fraction, appended=appended, tasks=tasks)
+        return share(make, ids, fraction, appended, tasks, cache=source.catalog.files.cache)
     except DatasetError as error:
         fix = "set val_fraction to 0 (--data.val-fraction 0, or in its source), or use more episodes"
         raise DatasetError(error.what, where=where, fix=fix) from error
+
+
+def _tasks_of(catalog: Catalog, ids: np.ndarray) -> np.ndarray:
+    """Tasks of episodes, int64 (m, 2), rows [id, task]; one text is one task, and an empty one is none."""
+    table, first = catalog.episodes, dict[str, int]()
+    alike = np.array([first.setdefault(text, index) for index, text in enumerate(catalog.tasks)], np.int64)
+    chosen = np.zeros(len(table), bool)
+    chosen[table.rows_of(ids)] = True
+    counts = np.diff(table.task_offsets)
+    listed = table.task_indices[np.repeat(chosen, counts)]
+    pairs = np.stack([np.repeat(table.ids, np.where(chosen, counts, 0)), alike[listed]], axis=1)
+    return pairs[pairs[:, 1] != first.get("", -1)]
 
 
 def appended_episodes(config: TrainConfig, settings: SourceConfig, catalog: Catalog, first: int) -> np.ndarray:
@@ -366,14 +390,18 @@ def appended_episodes(config: TrainConfig, settings: SourceConfig, catalog: Cata
     )[0]
 
 
+def place_of(catalog: Catalog) -> str:
+    """Return the address of a dataset, equal for sources of one dataset; of a local one without links."""
+    return catalog.root if "://" in catalog.root else os.path.realpath(catalog.root)
+
+
 def check_disjoint(
     names: Sequence[str], training: Sequence[EpisodeDataset], validation: Sequence[EpisodeDataset | None]
 ) -> None:
     """Raise DatasetError if one source trains on a validation episode of another source of the same dataset."""
     sharing: dict[str, list[int]] = {}
     for number, part in enumerate(training):
-        root = part.catalog.root
-        sharing.setdefault(root if "://" in root else os.path.realpath(root), []).append(number)
+        sharing.setdefault(place_of(part.catalog), []).append(number)
 
     def episodes(part: EpisodeDataset | None) -> np.ndarray:
         return part.episodes if part is not None else np.empty(0, np.int64)
