@@ -226,38 +226,40 @@ def _add_version(
     for folder in _removable(store, before):
         shutil.rmtree(folder)
     link.unlink(missing_ok=True)  # after the version that it excuses
-    write_set(plan, draft, workers, version.name)
-    now = {number: Catalog.open(plan.sources[number].root) for number in {piece.source for piece in plan.pieces}}
-    for piece in plan.pieces:  # a recorder that joins its files uses their names again
-        source, writer = plan.sources[piece.source], now[piece.source]
-        if writer.data_path(piece.row) != source.data_path(piece.row):
-            raise DatasetError("its files were joined meanwhile", where=source.root, fix="publish again")
-    os.symlink(f"{store.name}/{version.name}", link)
-    (version / "meta").mkdir(parents=True)
-    if old:
-        shutil.copytree(store / before, version, symlinks=True, dirs_exist_ok=True)
-    else:
-        (files / "views").mkdir(exist_ok=True)
-        os.symlink("../../files/views", version / VIEWS)
-    for path in list(draft.rglob("chunk-*/file-*")):
-        number = int(path.parent.name[6:]) * FILES_PER_CHUNK + int(path.stem[5:]) + plan.base.files
-        chunk, file = divmod(number, FILES_PER_CHUNK)
-        place = path.parents[1].relative_to(draft) / f"chunk-{chunk:03d}/file-{file:03d}{path.suffix}"
-        target, listed = files / place, version / place
-        target.parent.mkdir(parents=True, exist_ok=True)
-        sync(path)
-        os.replace(path, target)
-        sync(target.parent)
-        listed.parent.mkdir(parents=True, exist_ok=True)
-        os.symlink(os.path.relpath(target, listed.parent), listed)
-    _write_meta(plan, old, published, draft, version)
-    for top, _, names in os.walk(version):
-        for path in [Path(top, name) for name in (*names, "")]:
-            if not path.is_symlink():  # links lie in their folder, and there are many
-                sync(path)
-    os.replace(link, out)
-    sync(out.parent)
-    shutil.rmtree(draft)
+    try:
+        write_set(plan, draft, workers, version.name)
+        now = {number: Catalog.open(plan.sources[number].root) for number in {piece.source for piece in plan.pieces}}
+        for piece in plan.pieces:  # a recorder that joins its files uses their names again
+            source, writer = plan.sources[piece.source], now[piece.source]
+            if writer.data_path(piece.row) != source.data_path(piece.row):
+                raise DatasetError("its files were joined meanwhile", where=source.root, fix="publish again")
+        os.symlink(f"{store.name}/{version.name}", link)
+        (version / "meta").mkdir(parents=True)
+        if old:
+            shutil.copytree(store / before, version, symlinks=True, dirs_exist_ok=True)
+        else:
+            (files / "views").mkdir(exist_ok=True)
+            os.symlink("../../files/views", version / VIEWS)
+        for path in list(draft.rglob("chunk-*/file-*")):
+            number = int(path.parent.name[6:]) * FILES_PER_CHUNK + int(path.stem[5:]) + plan.base.files
+            chunk, file = divmod(number, FILES_PER_CHUNK)
+            place = path.parents[1].relative_to(draft) / f"chunk-{chunk:03d}/file-{file:03d}{path.suffix}"
+            target, listed = files / place, version / place
+            target.parent.mkdir(parents=True, exist_ok=True)
+            sync(path)
+            os.replace(path, target)
+            sync(target.parent)
+            listed.parent.mkdir(parents=True, exist_ok=True)
+            os.symlink(os.path.relpath(target, listed.parent), listed)
+        _write_meta(plan, old, published, draft, version)
+        for top, _, names in os.walk(version):
+            for path in [Path(top, name) for name in (*names, "")]:
+                if not path.is_symlink():  # links lie in their folder, and there are many
+                    sync(path)
+        os.replace(link, out)
+        sync(out.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # its files are in the version, or unpublished
 
 
 def _removable(store: Path, before: str) -> list[Path]:
