@@ -24,6 +24,7 @@ from understudy.cli.data.record import RecordConfig
 from understudy.config.help import groups
 from understudy.config.schema import dump_yaml, load
 from understudy.config.train import TrainConfig
+from understudy.distributed.signals import Interrupted
 from understudy.errors import DatasetError, RunInUseError, SourceError
 from understudy.report.page import render_page
 from understudy.temporary import temporary_folder
@@ -490,8 +491,9 @@ def test_train_without_memory_leaves_a_folder_for_another_try(
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (KeyboardInterrupt(), main.INTERRUPTED),
-        (KeyboardInterrupt(signal.SIGTERM), 143),
+        (KeyboardInterrupt(), 130),
+        (Interrupted(signal.SIGINT), 130),
+        (Interrupted(signal.SIGTERM), 143),
         (OSError(28, "No space left on device"), main.FAILED),
         (MemoryError(), main.FAILED),
     ],

@@ -2,11 +2,16 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from understudy.distributed import signals
-from understudy.distributed.signals import SIGNALS, interrupted_by_sigterm, stop_signals
+from understudy.distributed.signals import SIGNALS, Interrupted, Stopped, interrupted_by_signals, stop_signals
 
 
 def send(number: signal.Signals) -> None:
@@ -47,22 +52,121 @@ class Dropping:
         send(signal.SIGTERM)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_interrupted_by_sigterm_raises_again_after_a_dropped_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal soon after the first does not interrupt the cleanup."""
+def wait() -> None:
+    """Wait for a signal that comes again."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_interrupted_by_signals_sends_a_dropped_exception_again() -> None:
     before, reached = signal.getsignal(signal.SIGTERM), []
 
     def works_on() -> None:
-        with interrupted_by_sigterm():
+        with interrupted_by_signals():
             Dropping()
-            send(signal.SIGTERM)
-            reached.append("cleanup")
-            monkeypatch.setattr(signals, "SAME_REQUEST", -1.0)
-            send(signal.SIGTERM)
+            reached.append("dropped")
+            wait()
             reached.append("never")
 
-    with pytest.raises(KeyboardInterrupt) as caught:
+    with pytest.raises(Interrupted) as caught:
         works_on()
     assert caught.value.args == (signal.SIGTERM,)
-    assert reached == ["cleanup"]
+    assert reached == ["dropped"]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_interrupted_by_signals_leaves_the_cleanup_alone(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until a later signal."""
+    reached = []
+
+    def cleans_up() -> None:
+        with interrupted_by_signals():
+            try:
+                send(number)
+            finally:
+                send(number)
+                reached.append("cleanup")
+                monkeypatch.setattr(signals, "SAME_REQUEST", -1.0)
+                send(number)
+                reached.append("never")
+
+    with pytest.raises(Interrupted):
+        cleans_up()
+    assert reached == ["cleanup"]
+
+
+IMPORTED = """
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+os.kill(os.getpid(), signal.SIGTERM)
+VALUES = sum(range(10**5))
+"""
+
+
+@pytest.mark.parametrize("kind", ["interrupted", "stopped", "other"])
+def test_a_signal_inside_an_import_waits_for_its_end(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also beyond the end of the block in which it came."""
+    (tmp_path / f"imported_{kind}.py").write_text(IMPORTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+
+    def imports() -> None:
+        with stop_signals(at_once=True) if kind != "interrupted" else interrupted_by_signals():
+            found.append(import_module(f"imported_{kind}").VALUES)
+            if kind != "other":
+                wait()
+        with interrupted_by_signals():
+            wait()
+
+    with pytest.raises(Stopped if kind == "stopped" else Interrupted):
+        imports()
+    assert found == [sum(range(10**5))]
+
+
+EVALUATED = """
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+import sys
+
+from understudy.distributed.signals import Interrupted, interrupted_by_signals
+
+try:
+    with interrupted_by_signals():
+        eval("os.kill(os.getpid(), signal.SIGTERM) or sum(range(10**5))")
+except Interrupted as error:
+    sys.exit(128 + error.args[0])
+"""
+
+
+def test_an_interrupted_eval_leaves_the_exit_code(tmp_path: Path) -> None:
+    """Python ends a module that is run by SIGINT after a KeyboardInterrupt has left an eval."""
+    (tmp_path / "evaluated.py").write_text(EVALUATED)
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run([sys.executable, "-m", "evaluated"], env=os.environ | {"PYTHONPATH": path})
+    assert done.returncode == 143
+
+
+def test_an_ignored_sigint_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupted_by_signals():
+            send(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)

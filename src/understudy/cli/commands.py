@@ -134,6 +134,9 @@ LOADING = ("demo", "train", "resume", "validate", "profile", "bench")
 OWN_SIGNALS = ("train", "resume", "serve")
 """Commands that end at SIGTERM in a way of their own; all others end as at Ctrl-C, and remove what is unfinished."""
 
+ENDS_WITH = {"train": 75, "resume": 75}
+"""Command -> exit code for a signal before it has begun, that of a later one; others have the code of the signal."""
+
 LESS_MEMORY = {
     **dict.fromkeys(
         ("train", "resume", "profile"),

@@ -3,8 +3,10 @@
     0    done
     1    failed
     2    wrong input: unusable settings or an unusable dataset
-    75   stopped by a signal with a checkpoint: `understudy resume` continues (schedulers may requeue)
-    130  interrupted with nothing to save; 143 by SIGTERM
+    75   a run stopped by a signal: `understudy resume` continues (schedulers may requeue)
+    130  ended by Ctrl-C, 143 by SIGTERM; `serve` and `view`, which end in no other way, exit with 0
+
+Before a command has begun, Python itself may end by SIGTERM or SIGINT; a shell gives these codes, too.
 
 The commands are in `commands.py`.
 """
@@ -19,14 +21,35 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from understudy.cli.commands import COMMANDS, GROUPS, GUESSES, LESS_MEMORY, LOADING, OWN_SIGNALS
+from understudy.cli.commands import COMMANDS, ENDS_WITH, GROUPS, GUESSES, LESS_MEMORY, LOADING, OWN_SIGNALS
 from understudy.cli.console import start_again_as_utf8, write_any_text
 
-FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
+FAILED, WRONG_INPUT = 1, 2
+INTERRUPTED = 128  # and the number of the signal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code. `--debug` adds the traceback to a one-line error."""
+    """Run one command and return the exit code. `--debug` adds the traceback to a one-line error.
+
+    Args:
+        argv: words of the command; None: those of this process, which then ends with the command.
+    """
+    if argv is not None:
+        return _main(argv)
+    from understudy.distributed.signals import ended_by_signals
+
+    with ended_by_signals("understudy"):
+        try:
+            code = _main(None)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            return code
+        except BrokenPipeError:  # the reader of our output is gone, and Python writes the rest of it at the exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FAILED
+
+
+def _main(argv: Sequence[str] | None) -> int:
     from understudy.credentials import strip_credentials
     from understudy.policies.own_code.types import given_code
 
@@ -71,7 +94,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name is None:
         print(_unknown(" ".join(arguments[: 1 + (arguments[0] == "order")])), file=sys.stderr)
         return WRONG_INPUT
-    with given_code(file or ""):
+    from understudy.distributed.signals import ended_by_signals
+
+    ending = nullcontext() if argv is not None else ended_by_signals(f"understudy {name}", ENDS_WITH.get(name))
+    with given_code(file or ""), ending:
         code = _run(name, arguments[len(name.split()) :], debug)
     if code and argv is None and int(os.environ.get("WORLD_SIZE") or 1) > 1:
         # Threads of torch's process group that still start up would abort the interpreter's exit, and hide the code.
@@ -134,7 +160,7 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
         asks_help = not {"-h", "--help"}.isdisjoint(arguments)
         require("train", *([] if asks_help else [command.extra]))  # settings need the first
         from understudy.config.schema import dump_yaml
-        from understudy.distributed.signals import interrupted_by_sigterm
+        from understudy.distributed.signals import interrupted_by_signals
         from understudy.progress import show_log
 
         show_log()
@@ -159,11 +185,10 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
             from understudy.load.malloc import keep_freed_memory
 
             keep_freed_memory()
-        with nullcontext() if name in OWN_SIGNALS else interrupted_by_sigterm():
+        with nullcontext() if name in OWN_SIGNALS else interrupted_by_signals():
             return int(command.function()(settings) or 0)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output is gone
-        return FAILED
+        return FAILED  # the reader of our output is gone
     except (ConfigError, DatasetError, KeyboardInterrupt, MemoryError, OSError) as error:
         if debug:
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
@@ -172,7 +197,9 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
             message = f"{error.filename}: {error.strerror} (name another output, or wait for the other process)"
         print(f"understudy {name}{_rank()}: {redact(message)}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
-            return 143 if error.args == (signal.SIGTERM,) else INTERRUPTED
+            from understudy.distributed.signals import Interrupted
+
+            return INTERRUPTED + (error.args[0] if isinstance(error, Interrupted) else signal.SIGINT)
         return WRONG_INPUT if is_wrong_input(error) or isinstance(error, FileExistsError) else FAILED
     except UnicodeEncodeError as error:
         if debug:

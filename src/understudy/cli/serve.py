@@ -3,16 +3,13 @@
 import asyncio
 import errno
 import logging
-import os
 import signal
-import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy.config.serve import ServeConfig
+from understudy.distributed.signals import ended_by_signals
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +20,7 @@ def serve(config: ServeConfig) -> int:
     """Serve until SIGTERM or SIGINT; the first line on stdout is the address."""
     from understudy.train.checkpoint.export import describe_policy
 
-    with ended_by_interrupt():
+    with ended_by_signals("understudy serve"):  # nothing is there to be closed
         server = _load(config)
         choice = describe_policy(Path(config.policy)) if (Path(config.policy) / "config.yaml").is_file() else None
 
@@ -50,27 +47,6 @@ def serve(config: ServeConfig) -> int:
     except ValueError as error:  # of the first passes
         raise ConfigError(f"{config.policy}: {error}") from error
     return 0
-
-
-@contextmanager
-def ended_by_interrupt() -> Iterator[None]:
-    """End the process at Ctrl-C within the block, which has nothing to save.
-
-    KeyboardInterrupt inside an import of numpy or torch is lost, or leaves half of a module behind.
-    """
-
-    def end(*_: object) -> None:
-        os.write(2, b"understudy serve: interrupted\n")
-        os._exit(128 + signal.SIGINT)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _load(config: ServeConfig) -> "PolicyServer":

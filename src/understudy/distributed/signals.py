@@ -3,19 +3,25 @@
 Before the first step, while data is opened, there is nothing to save: a single process then exits at once.
 """
 
+import _thread
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SAME_REQUEST = 5.0
 """Seconds within which signals are one request. A scheduler signals all processes of a job, so a rank gets a signal
 from the scheduler and another one from its launcher, which forwards it."""
+
+LONGEST = 30.0
+"""Seconds for which a signal inside an import waits for the end of that import."""
 
 
 class Stopped(BaseException):
@@ -43,30 +49,116 @@ class Stop:
         return self.noted or (self.file is not None and self.file.exists())
 
 
-@contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """Raise KeyboardInterrupt at SIGTERM, with the number of the signal: the block ends as at Ctrl-C.
+class Interrupted(KeyboardInterrupt):
+    """A signal asks a command to end; `args` has its number.
 
-    Others within `SAME_REQUEST` do not interrupt the cleanup. A later one raises again: Python drops an exception of a
-    `__del__`, and the block continues.
+    It is not KeyboardInterrupt itself: after that has left an `eval` of a text, as of a namedtuple in an import, Python
+    ends `python -m` by SIGINT at its exit, although the exception was handled.
     """
-    raised = float("-inf")
 
-    def interrupt(number: int, _: FrameType | None) -> None:
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Raise `Interrupted` at SIGTERM and at Ctrl-C: the block ends, and what is unfinished is removed.
+
+    A signal inside an import waits for its end, and one whose exception Python drops, as in a `__del__`, comes again.
+    Others within `SAME_REQUEST` do not interrupt the cleanup; a later one raises again.
+    """
+    raised, imports = float("-inf"), _Imports(sys._getframe(2))
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal raised
-        if time.monotonic() - raised <= SAME_REQUEST:
+        if time.monotonic() - raised <= SAME_REQUEST or imports.delay(number, frame):
             return
         raised = time.monotonic()
-        raise KeyboardInterrupt(number)
+        raise Interrupted(number)
 
+    def dropped(unraisable: Any) -> None:
+        nonlocal raised
+        if isinstance(unraisable.exc_value, Interrupted):
+            raised = float("-inf")
+            _send_again(unraisable.exc_value.args[0])
+        else:
+            others(unraisable)
+
+    others = sys.unraisablehook
+    with _handled(_ending(), interrupt):
+        sys.unraisablehook = dropped
+        try:
+            yield
+        finally:
+            sys.unraisablehook = others
+
+
+@contextmanager
+def ended_by_signals(name: str, code: int | None = None) -> Iterator[None]:
+    """End the process at SIGTERM and at Ctrl-C with one line within the block, which has nothing to remove.
+
+    Args:
+        name: the command, for the line.
+        code: the exit code; None: 128 and the number of the signal.
+    """
+
+    def end(number: int, _: FrameType | None) -> None:
+        os.write(2, f"{name}: interrupted\n".encode())
+        os._exit(128 + number if code is None else code)
+
+    with _handled(_ending(), end):
+        yield
+
+
+def _ending() -> list[signal.Signals]:
+    """Signals that end a command; not an ignored SIGINT, as in a background command of a shell."""
+    is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    return [signal.SIGTERM] if is_ignored else [signal.SIGTERM, signal.SIGINT]
+
+
+@contextmanager
+def _handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle signals within the block; elsewhere than in the main thread, do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.getsignal(number) for number in numbers}
     try:
+        for number in before:
+            signal.signal(number, handler)
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+class _Imports:
+    """Signals that come inside an import: an exception there is lost, becomes an ImportError, or leaves half a module.
+
+    Args:
+        outer: frame of the block that handles signals; imports around it do not count.
+    """
+
+    def __init__(self, outer: FrameType) -> None:
+        self._outer, self._first = outer, dict[int, float]()
+
+    def delay(self, number: int, frame: FrameType | None) -> bool:
+        """Send a signal again in a moment if `frame` is inside an import; return whether it is."""
+        while frame is not None and frame is not self._outer and "importlib._bootstrap" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        is_inside = frame is not None and frame is not self._outer
+        if not is_inside or time.monotonic() - self._first.setdefault(number, time.monotonic()) > LONGEST:
+            self._first.pop(number, None)
+            return False
+        _send_again(number)
+        return True
+
+
+def _send_again(number: int) -> None:
+    """Send a signal to this process in a moment, whatever handles it then."""
+
+    def send() -> None:
+        time.sleep(0.05)
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+    _thread.start_new_thread(send, ())  # not a Thread, whose locks the main thread may hold
 
 
 @contextmanager
@@ -77,15 +169,13 @@ def stop_signals(*, at_once: bool = False) -> Iterator[Stop]:
     changes.
     """
     stop = Stop(at_once)
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    first, imports = 0.0, _Imports(sys._getframe(2))
 
-    first = 0.0
-
-    def request(number: int, _: FrameType | None) -> None:
+    def request(number: int, frame: FrameType | None) -> None:
         nonlocal first
+        if stop.at_once and imports.delay(number, frame):
+            return
         if not stop.noted:
             stop.noted, first = True, time.monotonic()
             if stop.at_once:
@@ -95,10 +185,5 @@ def stop_signals(*, at_once: bool = False) -> Iterator[Stop]:
                 signal.signal(signal_number, handler)
             os.kill(os.getpid(), number)
 
-    for number in SIGNALS:
-        signal.signal(number, request)
-    try:
+    with _handled(SIGNALS, request):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from understudy.config.declare import Ge, Ids, Interval, Positional
-from understudy.distributed.signals import interrupted_by_sigterm
+from understudy.distributed.signals import interrupted_by_signals
 from understudy.errors import ConfigError
 from understudy.optional_packages import require
 from understudy.plural import plural
@@ -82,7 +82,7 @@ def view(config: ViewConfig) -> None:
         _record(config)
         return
     run = RunDir(Path(config.path))
-    with suppress(KeyboardInterrupt), interrupted_by_sigterm():
+    with suppress(KeyboardInterrupt), interrupted_by_signals():
         if not run.config.is_file() or (run.root / INFO).is_file():
             if config.checkpoint != "latest":
                 raise ConfigError(f"checkpoint: {config.path} is no run; it is a setting of runs")
