@@ -13,6 +13,7 @@ its defaults.
                         yet decoded ("cold"), or are in the host's cache, out of the page cache where that is allowed
     cpu_ms              CPU milliseconds of a sample, of all threads and children
     samples_s           samples a second
+    decode_all_s        seconds of decoding all columns at once, with `decode_all_cpu_s`
     anonymous_mb        largest anonymous memory beyond that after the imports, with `planned_mb` of the loader
 """
 
@@ -162,6 +163,19 @@ def read(root: str, seconds: float, warm: float) -> dict[str, Any]:
     }
 
 
+def decode_all(root: str) -> dict[str, Any]:
+    """Read a sample of every data file, so that all columns are decoded: seconds."""
+    import understudy as us
+
+    begun, cpu = time.perf_counter(), _cpu()
+    data = us.EpisodeDataset(root, keys=list(VECTORS))
+    episodes = np.arange(0, data.num_episodes, PER_DATA)
+    data.keep_rows(1 << 30, 0, readers=os.cpu_count() or 1)
+    for some in np.array_split(episodes, -(-len(episodes) // 64)):
+        data.batch(some, np.zeros_like(some))
+    return {"decode_all_s": time.perf_counter() - begun, "decode_all_cpu_s": _cpu() - cpu}
+
+
 def _drop(folder: Path) -> None:
     """Leave the files of a folder out of the page cache."""
     for path in folder.rglob("*"):
@@ -171,12 +185,12 @@ def _drop(folder: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def measure(root: Path, tree: str, seconds: float, warm: float, cache: Path) -> dict[str, Any]:
-    """Run one reader in a process of its own, with the code of a checkout."""
+def measure(part: str, tree: str, cache: Path, **setting: Any) -> dict[str, Any]:
+    """Run one part in a process of its own, with the code of a checkout."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     environment["PYTHONPATH"] = f"{tree}/src"
-    setting = common.child(__file__, "read", root=str(root), seconds=seconds, warm=warm)
-    done = subprocess.run(setting, env=environment, capture_output=True, text=True, timeout=3600, check=False)
+    command = common.child(__file__, part, **setting)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -195,7 +209,8 @@ def main() -> None:
     parser.add_argument("--part", nargs=2, help="of a process")
     options = parser.parse_args()
     if options.part:
-        print(json.dumps(read(**json.loads(options.part[1]))))
+        part = {"read": read, "decode_all": decode_all}[options.part[0]]
+        print(json.dumps(part(**json.loads(options.part[1]))))
         return
     trees = {"now": str(Path(__file__).parents[1])} | ({"before": options.before} if options.before else {})
     rows = []
@@ -203,18 +218,19 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             root = Path(folder, "set")
             write(root, round(millions * 1e6), round(options.linked * 1e6))
-            found: dict[str, list[dict[str, Any]]] = {
-                f"{name} {kind}": [] for name in trees for kind in ("cold", "again")
-            }
-            for turn in range(options.rounds):
+            reading = {"root": str(root), "seconds": options.seconds, "warm": options.warm}
+            found: dict[str, list[dict[str, Any]]] = {}
+            for _ in range(options.rounds):
                 for name, tree in trees.items():
                     cache = Path(folder, f"cache-{name}")
-                    if turn == 0 or millions <= 20:
-                        shutil.rmtree(cache, ignore_errors=True)
-                        _drop(root)
-                        found[f"{name} cold"].append(measure(root, tree, options.seconds, options.warm, cache))
+                    shutil.rmtree(cache, ignore_errors=True)
+                    _drop(root)
+                    cold = measure("read", tree, cache, **reading)
+                    decoded = measure("decode_all", tree, cache, root=str(root)) if name == "now" else {}
                     _drop(cache)
-                    found[f"{name} again"].append(measure(root, tree, options.seconds, options.warm, cache))
+                    again = measure("read", tree, cache, **reading)
+                    found.setdefault(f"{name} cold", []).append(cold)
+                    found.setdefault(f"{name} again", []).append(again | decoded)
             for name, results in found.items():
                 row: dict[str, Any] = {"name": name, "frames": round(millions * 1e6), "rounds": len(results)}
                 row["row_gb"] = round(millions * 72e-3, 3)
