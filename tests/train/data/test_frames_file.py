@@ -19,13 +19,13 @@ from understudy.train.data.run_data import open_data
 def test_tasks_of_frames_are_read_from_files_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     truth = write_dataset(tmp_path / "set", Spec(lengths=(9, 8, 11, 10), foreign=False))
     data = open_data(tiny_config(tmp_path / "set", tmp_path / "out"))
-    both, read = threading.Barrier(2), Rows._read
+    both, read = threading.Barrier(2), Rows.read_file
 
     def read_with_the_other(self: Rows, file: int) -> Any:
         both.wait(30)
         return read(self, file)
 
-    monkeypatch.setattr(Rows, "_read", read_with_the_other)
+    monkeypatch.setattr(Rows, "read_file", read_with_the_other)
     table = pq.read_table(io.BytesIO(frames_content(data))).to_pylist()
     expected = []
     for episode, tasks in truth.tasks.items():
