@@ -220,3 +220,11 @@ def test_pairs_are_taken_with_an_equals_sign() -> None:
     assert read.mode == {"policy": 1.0}
     with refused("--optim.loss-weights", kind=ConfigError):
         read_flags(TrainConfig, ["--optim.loss-weights", "state=0.1", "action"], {})
+
+
+def test_a_flag_that_is_given_again_loses_nothing() -> None:
+    twice = ["--optim.loss-weights", "state", "0", "--optim.loss-weights", "action=2"]
+    assert read_flags(TrainConfig, twice, {}).optim.loss_weights == {"state": 0.0, "action": 2.0}
+    assert read_flags(TrainConfig, ["--steps", "3", "--steps", "4"], {}).steps == 4
+    with refused("--data.cameras", kind=ConfigError):
+        read_flags(TrainConfig, ["--data.cameras", "a", "--data.cameras", "b"], {})

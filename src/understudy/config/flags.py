@@ -159,7 +159,10 @@ class _Line:
                 self.errors.append(f"{flag}: a list, which only a settings file can set")
             else:
                 try:
-                    self._put(setting, shape(setting.kind, values))
+                    value = shape(setting.kind, values)
+                    if setting.path in self.paths:
+                        value = _joined(setting, value, self.content)
+                    self._put(setting, value)
                 except ValueError as error:
                     self.errors.append(f"{flag}: {error}")
         if bare and free:
@@ -263,6 +266,22 @@ def shape(kind: Any, words: list[str]) -> Any:
                 raise ValueError(f"needs pairs of a name and a value, not {' '.join(words)}")
             return dict(zip(words[::2], words[1::2]))
     return words[0]
+
+
+def _joined(setting: Setting, value: Any, content: dict[str, Any]) -> Any:
+    """Return the value of a flag that is given again: the last one, or a mapping with the names of both.
+
+    Raises:
+        ValueError: it is a list, whose earlier values would be lost.
+    """
+    earlier: Any = content
+    for name in setting.path.split("."):
+        earlier = earlier[name]
+    if isinstance(value, dict) and isinstance(earlier, dict):
+        return earlier | value
+    if takes_many(setting.kind):
+        raise ValueError("is given twice; give all its values after one flag")
+    return value
 
 
 def _insert(content: dict[str, Any], path: str, value: Any) -> None:
