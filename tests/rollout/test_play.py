@@ -339,6 +339,9 @@ def test_the_verb_plays_the_policy_of_a_run(tmp_path: Path, capsys: pytest.Captu
     with warned("rate", kind=ContractWarning):
         rollout_run(asked)
     assert (tmp_path / "rollouts" / "tabletop-seed0.json").read_text() == content
+    _, *rows = map(json.loads, (tmp_path / "rollouts" / "tabletop-seed0.jsonl").read_text().splitlines())
+    numbers = {(row["robot"], row["episode"]) for row in rows}
+    assert numbers == {(f"environment {episode}", episode) for episode in range(3)}
     for path in (tmp_path, tmp_path / "rollouts" / "tabletop-seed0.json"):
         capsys.readouterr()
         why(WhyConfig(paths=(str(path),)))

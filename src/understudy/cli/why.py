@@ -44,8 +44,10 @@ def why(config: WhyConfig) -> None:
     """Write the page, and print its findings."""
     from understudy.cli.contract import ContractConfig, read_any
     from understudy.contract.trace import diagnose
+    from understudy.report.failures import failure_reasons, read_episodes
     from understudy.report.page import refuse_foreign, write_page
     from understudy.report.why import findings, why_page
+    from understudy.train.checkpoint.run_dir import RunDir
 
     trace = find_trace(Path(config.paths[-1]))
     stem = "-".join([trace.stem, *re.findall(r"\w+", config.paths[0][-80:] if config.paths[1:] else "")])
@@ -62,5 +64,8 @@ def why(config: WhyConfig) -> None:
         diagnosis = diagnose(trace, policy)
     except (ValueError, OSError) as error:
         raise ConfigError(f"trace: {error}") from error
-    write_page(page, why_page(diagnosis, trace.stem))
-    print("\n".join([*(findings(diagnosis) or ["no finding"]), str(page)]))
+    episodes = read_episodes(trace)
+    run = RunDir(trace.parent.parent) if trace.parent.name == "rollouts" else None
+    reasons = failure_reasons(episodes, diagnosis, run) if episodes is not None else []
+    write_page(page, why_page(diagnosis, trace.stem, reasons))
+    print("\n".join([*(findings(diagnosis, reasons) or ["no finding"]), str(page)]))

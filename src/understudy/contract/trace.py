@@ -5,7 +5,7 @@ The first line has the contract of the policy, the others a prediction each (`Tr
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class TraceWriter:
         actions: np.ndarray,
         age_s: float = 0.0,
         recorded: np.ndarray | None = None,
+        episode: int | None = None,
     ) -> None:
         """Add a prediction, with the differences of its observation from training; step 0 begins an episode.
 
@@ -57,6 +58,7 @@ class TraceWriter:
             actions: the chunk [T, A].
             age_s: age of the observation when its chunk is executed, in seconds.
             recorded: recorded actions of the same steps [T, A]; None: unknown.
+            episode: number of the episode in the result of a rollout; None: there is none.
         """
         state = self._facts.state
         seen = observation.get("observation.state", observation.get(state.key)) if state is not None else None
@@ -76,7 +78,7 @@ class TraceWriter:
         about = {"misfits": misfits, "mismatches": list(map(vars, check.look(inputs))), "task": observation.get("task")}
         numbers = {"state": seen, "actions": actions, "recorded": recorded}
         plain = {name: None if value is None else np.asarray(value, float).tolist() for name, value in numbers.items()}
-        self._write({"robot": robot, "step": step, "age_s": age_s, **about, **plain})
+        self._write({"robot": robot, "episode": episode, "step": step, "age_s": age_s, **about, **plain})
 
     def _write(self, line: Record) -> None:
         self._file.write(json.dumps(line) + "\n")
@@ -97,6 +99,19 @@ class Transitions:
 
 
 @dataclass(frozen=True)
+class Played:
+    """States of an episode of a rollout.
+
+    Attributes:
+        steps: int64 (n,), control step of each prediction.
+        states: float64 (n, D), the state that each has seen.
+    """
+
+    steps: np.ndarray
+    states: np.ndarray
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """Figures of a trace.
 
@@ -110,6 +125,8 @@ class Diagnosis:
         outside: share of the states outside the range of training, by dimension.
         misfits: camera -> misfit of each image, divided by that of one training image in twenty; above 1 is unusual.
         ages_s: age of each observation in seconds.
+        played: by the number of an episode in a rollout's result, its states; none of a trace of other origin.
+        step: training step of the policy; None where the contract has none.
     """
 
     facts: RobotFacts
@@ -121,6 +138,8 @@ class Diagnosis:
     outside: Mapping[str, float]
     misfits: Mapping[str, np.ndarray]
     ages_s: np.ndarray
+    played: Mapping[int, Played] = field(default_factory=dict)
+    step: int | None = None
 
 
 def diagnose(path: str | Path, policy: Contract | None = None) -> Diagnosis:
@@ -153,6 +172,8 @@ def diagnose(path: str | Path, policy: Contract | None = None) -> Diagnosis:
         ages = np.array([row["age_s"] for row in rows], float)
         steps = np.array([row["step"] for row in rows], int)
         likelihood, outside = _states(states, facts.state)
+        by_number = _played(episodes, facts.state)
+        trained = contract.provenance.get("step")
         errors, transitions = _actions(played, facts)
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} is no trace: {error!r}") from error
@@ -162,7 +183,19 @@ def diagnose(path: str | Path, policy: Contract | None = None) -> Diagnosis:
     first: dict[tuple[str, str], tuple[str, Mismatch]] = {}
     for place, mismatch in (*(("", fault) for fault in contract.faults), *mismatches):
         first.setdefault((mismatch.kind, mismatch.key), (place, mismatch))
-    return Diagnosis(facts, list(first.values()), errors, transitions, steps, likelihood, outside, usual, ages)
+    return Diagnosis(
+        facts,
+        list(first.values()),
+        errors,
+        transitions,
+        steps,
+        likelihood,
+        outside,
+        usual,
+        ages,
+        by_number,
+        trained if isinstance(trained, int) else None,
+    )
 
 
 def _lines(path: Path) -> list[Any]:
@@ -206,6 +239,17 @@ def _episodes(rows: Sequence[Record]) -> list[list[Record]]:
             latest[row["robot"]] = episodes[-1]
         latest[row["robot"]].append(row)
     return episodes
+
+
+def _played(episodes: Sequence[Sequence[Record]], facts: VectorFacts | None) -> dict[int, Played]:
+    """States of each episode with a number, where the contract knows the state."""
+    found = {}
+    for rows in episodes if facts is not None else ():
+        numbered = [row for row in rows if row.get("episode") is not None and row["state"] is not None]
+        if facts is not None and numbered:
+            states = np.array([row["state"] for row in numbered], float)[:, : facts.width]
+            found[int(numbered[0]["episode"])] = Played(np.array([row["step"] for row in numbered], int), states)
+    return found
 
 
 def _executed(rows: Sequence[Record]) -> tuple[np.ndarray, np.ndarray | None]:

@@ -1,18 +1,22 @@
 """The page "why it does not grasp", of a trace (`contract/trace.py`): errors, transitions, likelihood, ages."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from understudy.contract.trace import Diagnosis
 from understudy.report.curves import chart, histogram, line
+from understudy.report.failures import Reason, describe
 from understudy.report.page import Block, render_page, section, table_card, text, tiles
 
 _UNLIKELY = -2.0  # nats per number
 _OUTSIDE = 0.05  # share of the states
 
 
-def findings(diagnosis: Diagnosis) -> list[str]:
-    """List the contradictions of a trace, then its conspicuous figures, in one line each."""
+def findings(diagnosis: Diagnosis, reasons: Sequence[Reason] = ()) -> list[str]:
+    """List the contradictions of a trace, facts about failed episodes, then its conspicuous figures, a line each."""
     lines = [f"{place}{mismatch}" for place, mismatch in diagnosis.mismatches]
+    lines += [reason.text for reason in reasons]
     for name, turns in diagnosis.transitions.items():
         if turns.matched < turns.recorded:
             lines.append(
@@ -34,14 +38,15 @@ def findings(diagnosis: Diagnosis) -> list[str]:
     return lines
 
 
-def why_page(diagnosis: Diagnosis, name: str) -> str:
+def why_page(diagnosis: Diagnosis, name: str, reasons: Sequence[Reason] = ()) -> str:
     """Render the page of a trace.
 
     Args:
         diagnosis: its figures.
         name: its name, for headings.
+        reasons: facts about the failed episodes of a rollout.
     """
-    lines, action = findings(diagnosis), diagnosis.facts.action
+    lines, action = findings(diagnosis, reasons), diagnosis.facts.action
     rows = [
         [joint, *(f"{error[i]:.3g}" for error in diagnosis.errors.values())] for i, joint in enumerate(action.names)
     ]
@@ -52,7 +57,9 @@ def why_page(diagnosis: Diagnosis, name: str) -> str:
     numbers = np.arange(len(diagnosis.steps))
     likelihood = line("state", numbers[: len(diagnosis.likelihood)], diagnosis.likelihood)
     looks = [line(camera, numbers, misfit, color) for color, (camera, misfit) in enumerate(diagnosis.misfits.items())]
+    heads = ["finding", "number", "successful", "first episode", "step"]
     sections: list[Block] = [
+        section("Failed episodes", table_card("", heads, describe(reasons)) if reasons else None),
         section("Error against the recording", errors, note="By phase of the gripper; the newest chunk of each step."),
         section("Gripper transitions", table_card("", ["gripper", *columns], turns)),
         section("States", chart("Likelihood of the states", "prediction", "nats per number, 0 is usual", [likelihood]),

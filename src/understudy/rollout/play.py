@@ -72,7 +72,7 @@ class _Lane:
         """Add a prediction for the present observation to a trace; `names` has keys of the environment."""
         if trace is not None:
             inputs = {key: self.observation[name] for key, name in names.items()}
-            trace.add(robot, self.step, inputs | {TASK: self.instruction}, chunk)
+            trace.add(robot, self.step, inputs | {TASK: self.instruction}, chunk, episode=self.episode)
 
     def execute(self, chunk: np.ndarray, count: int) -> None:
         """Execute `count` actions of a chunk [T, A] until the episode is over."""
