@@ -88,7 +88,7 @@ def part(name: str, samples: int, path: Path) -> dict[str, float]:
         return measured(lambda: counts.count(rows_of(order.locate, spans), samples), samples)
     if name == "export":
         path.unlink(missing_ok=True)
-        facts = order_facts(order.spec, spans, {"droid": ""})
+        facts = order_facts(order.spec, spans, {"droid": {"lengths": ""}})
         return measured(lambda: write_order_file(path, rows_of(order.locate, spans), facts), samples) | {
             "bytes_per_sample": path.stat().st_size / samples
         }

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import stat
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import zip_longest
@@ -84,6 +85,13 @@ def lengths_digest(source: Any, last: int | None = None) -> str:
     return f"{last} {_digest(np.stack([episodes.ids[:count], episodes.lengths[:count]]).data)}"
 
 
+def dataset_facts(source: Any) -> dict[str, str]:
+    """Return what an order file states of a dataset: `lengths_digest`, and `version` and `address` of what was read."""
+    files = getattr(getattr(source, "catalog", None), "files", None)
+    version, address = (files.version_read, files.version_address) if files is not None else ("", "")
+    return {"lengths": lengths_digest(source), "version": version, "address": address}
+
+
 def find_segments(segments: np.ndarray, episode: np.ndarray, frame: np.ndarray) -> np.ndarray:
     """Row of the segment that holds each frame, int64 (n,), -1 where none does; segments do not overlap."""
     order = np.lexsort((segments[:, 2], segments[:, 1], segments[:, 0]))
@@ -113,7 +121,8 @@ def _is_count(value: object, least: int) -> bool:
 def _are_datasets(value: object) -> bool:
     entries = value if isinstance(value, list) else [None]
     texts = [entry.get(name) for entry in entries if isinstance(entry, dict) for name in ("name", "lengths")]
-    return len(texts) == 2 * len(entries) and all(isinstance(text, str) for text in texts) and bool(entries)
+    texts += [entry.get(name, "") for entry in entries if isinstance(entry, dict) for name in ("version", "address")]
+    return len(texts) == 4 * len(entries) and all(isinstance(text, str) for text in texts) and bool(entries)
 
 
 _FACTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -262,6 +271,8 @@ class OrderFile:
     def check_datasets(self, sources: Sequence[Any]) -> None:
         """Compare datasets with those of the order, and all rows of a file of other tools with their frames.
 
+        Another publication or commit is named in a warning: a dataset that has grown has the same samples.
+
         Raises:
             DatasetError: names or episode lengths differ, or a row is not in its dataset.
         """
@@ -272,7 +283,13 @@ class OrderFile:
         others = any(a and b and a != b for a, b in zip(now, before)) or len(now) != len(before)
         if others or (names[1:] and not self.facts and names != list(self.names)):
             problem = f"is not of the episodes of {', '.join(names)}"
-            raise self._error(problem, f"give {', '.join(self.names)}, as they were")
+            made_of = [self._stated(number, "address") or name for number, name in enumerate(self.names)]
+            raise self._error(problem, f"give {', '.join(made_of)}, as they were")
+        for number, source in enumerate(sources):
+            stated, read = self._stated(number, "version"), dataset_facts(source)
+            if self._stated(number, "address") and read["address"] and read["version"] != stated:
+                line = f"{source.name}: the order was made of {stated}, and is played over {read['version']}"
+                warnings.warn(f"{self.path}: {line}; its episodes are as long there", stacklevel=2)
         for block in () if self.facts else self.blocks():
             for number, source in enumerate(sources):
                 rows = np.flatnonzero(block.source == number)
@@ -280,6 +297,11 @@ class OrderFile:
                 if len(lost := rows[row < 0]):
                     sample = f"frame {block.frame[lost[0]]} of episode {block.episode[lost[0]]}"
                     raise self._error(f"has {sample}, which is not in {source.name!r}", "give rows of its frames alone")
+
+    def _stated(self, number: int, fact: str) -> str:
+        """Return a fact of a dataset that the order was made of; "" where it is not known."""
+        datasets = self.facts.get("datasets", ())
+        return str(datasets[number].get(fact, "")) if number < len(datasets) else ""
 
     def blocks(self) -> Iterator[Samples]:
         """Read all row groups in sequence."""

@@ -20,7 +20,7 @@ from understudy.cli.main import main
 from understudy.errors import ConfigError, DatasetError
 from understudy.load.bad_frames import Substitutes
 from understudy.load.order_rows import Span, order_facts, rows_of
-from understudy.order_file import OrderFile, lengths_digest, write_order_file
+from understudy.order_file import OrderFile, dataset_facts, write_order_file
 
 BATCH = 6
 
@@ -40,8 +40,8 @@ def opened(root: Path, *names: str, **options: Any) -> list[EpisodeDataset]:
 def written(path: Path, order: Order, data: list[EpisodeDataset], steps: int, first: int = 0) -> Order:
     """The order, written as a file and opened again."""
     spans = [Span(first, first * order.batch_size, order.batch_size, steps)]
-    digests = {source.name: lengths_digest(source) for source in data}
-    write_order_file(path, rows_of(order.locate, spans), order_facts(order.spec, spans, digests))
+    facts = order_facts(order.spec, spans, {source.name: dataset_facts(source) for source in data})
+    write_order_file(path, rows_of(order.locate, spans), facts)
     return Order.from_file(path)
 
 
@@ -130,6 +130,27 @@ def test_order_files_refuse_other_datasets(root: Path, tmp_path: Path) -> None:
     part = Loader(opened(root, "a", episodes=[0, 1]), order=played)  # of the same dataset, but not all of the file
     with part, pytest.raises(DatasetError, match="episode 2"):
         list(part)
+
+
+def test_order_files_name_another_publication(tmp_path: Path) -> None:
+    """A dataset that has grown plays; one with other episodes is refused with the address of the first."""
+    place, writer, order = tmp_path / "all", tmp_path / "writer", tmp_path / "order.parquet"
+    write_dataset(writer, Spec(lengths=(9, 7), gop=4))
+    assert main(["publish", str(writer), str(place)]) == 0
+    assert main(["order", "export", str(place), str(order), "--batch-size", str(BATCH), "--steps", "2"]) == 0
+    (stated,) = OrderFile(order).facts["datasets"]
+    assert (stated["version"], stated["address"]) == ("publication 000001", f"{place}@000001")
+    played = Order.from_file(order)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        played.of_datasets(EpisodeDataset(place))
+    write_dataset(tmp_path / "more", Spec(lengths=(5,), gop=4))
+    assert main(["publish", str(tmp_path / "more"), str(place)]) == 0
+    with pytest.warns(UserWarning, match="publication 000001.*publication 000002"):
+        assert len(take(Loader(EpisodeDataset(place), order=played))) == 2
+    write_dataset(tmp_path / "other", Spec(lengths=(8, 8), gop=4))
+    with refused("episodes", where="order.parquet", fix=f"{place}@000001"):
+        played.of_datasets(EpisodeDataset(tmp_path / "other"))
 
 
 def by_hand(path: Path, rows: list[tuple[Any, ...]], *names: str) -> Path:

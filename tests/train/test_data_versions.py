@@ -18,6 +18,7 @@ from support.servers import folder
 from understudy.cli.main import main
 from understudy.config.schema import override
 from understudy.errors import ConfigError
+from understudy.order_file import OrderFile
 from understudy.report.audit_page import audit_page, audit_text
 from understudy.train import run
 from understudy.train.audit import audit_run
@@ -118,6 +119,9 @@ def test_refusal_names_the_publication_that_is_read_again(tmp_path: Path) -> Non
     assert main(["publish", str(written(tmp_path / "writer")), str(place)]) == 0
     address = f"{place}@000001"
     assert started(place, out) == {"source": "all", "version": "publication 000001", "address": address}
+    assert main(["order", "export", str(out), str(tmp_path / "order.parquet")]) == 0
+    (stated,) = OrderFile(tmp_path / "order.parquet").facts["datasets"]
+    assert (stated["version"], stated["address"]) == ("publication 000001", address)
     store = place.with_name(".all.versions")
     shutil.copytree(store / "000001", store / "000002", symlinks=True)
     info = store / "000002/meta/info.json"

@@ -46,14 +46,14 @@ def rows_of(locate: Callable[[np.ndarray], Any], spans: Iterable[Span], world_si
             yield Samples(step, position, np.tile(ranks, len(steps)), source, episode, frame, weight)
 
 
-def order_facts(spec: Spec, spans: Sequence[Span], digests: Mapping[str, str]) -> dict[str, Any]:
-    """Return the facts of an order file: the order, and the digest of the episode lengths of each dataset, by name."""
+def order_facts(spec: Spec, spans: Sequence[Span], datasets: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """Return the facts of an order file: the order, and those of each dataset by name (`order_file.dataset_facts`)."""
     sizes = {span.batch for span in spans}
     return {
         "order": spec.to_json(),
         "seed": spec.seed,
         "batch": sizes.pop() if len(sizes) == 1 else None,
         "start": spans[0].position,
-        "datasets": [{"name": name, "lengths": digest} for name, digest in digests.items()],
+        "datasets": [{"name": name, **facts} for name, facts in datasets.items()],
         "understudy": __version__,
     }

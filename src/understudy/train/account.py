@@ -24,6 +24,7 @@ from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.frames_file import TRAINING, WEIGHT
 from understudy.train.data.updates import current_spec, read_all_frames, recorded_sources
+from understudy.train.data.versions_read import Versions, latest_versions
 from understudy.train.track import metrics_file
 
 
@@ -41,6 +42,8 @@ class Account:
     """Columns of the frames (`read_all_frames`)."""
     sources: dict[str, str]
     """Digest of the episode lengths of each source, by name."""
+    versions: Versions
+    """Versions of the sources that the latest start read."""
     spans: list[Span]
     """Steps from each start of the run to the next."""
     substitutes: list[Substitution]
@@ -83,7 +86,8 @@ class Account:
         steps = steps.reshape(-1, 2)
         if not np.array_equal(steps[:, 0], np.arange(1, state["step"] + 1)):
             raise ConfigError(f"{run.metrics}: has {len(steps)} of {state['step']} steps; restore the file")
-        return cls(run, state, order, of, frames, sources, spans, substitutes, steps[steps[:, 1] > 0, 0])
+        versions = latest_versions(record, state)
+        return cls(run, state, order, of, frames, sources, versions, spans, substitutes, steps[steps[:, 1] > 0, 0])
 
     @property
     def spec(self) -> Spec:

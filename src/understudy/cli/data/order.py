@@ -251,7 +251,7 @@ def export(config: ExportConfig) -> None:
     from understudy.data.dataset import EpisodeDataset
     from understudy.load.choose_order import choose_order
     from understudy.load.order_rows import Span, order_facts, rows_of
-    from understudy.order_file import lengths_digest, write_order_file
+    from understudy.order_file import dataset_facts, write_order_file
     from understudy.progress import Progress
     from understudy.train.account import Account
 
@@ -261,7 +261,9 @@ def export(config: ExportConfig) -> None:
         account = Account.open(Path(paths[0]), config.checkpoint)
         spans = account.cut(first, first + config.steps if config.steps else account.state["step"])
         spec, blocks = account.spec, account.samples(spans, ranks)
-        digests = account.sources
+        facts = {name: {"lengths": digest} for name, digest in account.sources.items()}
+        for of_source, version in zip(facts.values(), account.versions):
+            of_source |= {name: version[name] for name in ("version", "address")}
     else:
         datasets = [EpisodeDataset(path, name=path if paths[1:] else None) for path in paths]
         try:
@@ -279,7 +281,7 @@ def export(config: ExportConfig) -> None:
         steps = config.steps or -(-sum(map(len, datasets)) // config.batch_size)
         spans = [Span(first, first * config.batch_size, config.batch_size, steps)]
         spec, blocks = order.spec, rows_of(order.locate, spans, ranks)
-        digests = {source.name: lengths_digest(source) for source in datasets}
+        facts = {source.name: dataset_facts(source) for source in datasets}
     total = sum(span.steps * span.batch for span in spans)
     if not total or ranks > min(span.batch for span in spans):
         raise ConfigError(
@@ -292,5 +294,5 @@ def export(config: ExportConfig) -> None:
                 yield block
                 progress.update(len(block.step))
 
-        write_order_file(out, counted(), order_facts(spec, spans, digests))
+        write_order_file(out, counted(), order_facts(spec, spans, facts))
     print(f"{out}: {total:,} samples, from position {spans[0].position}")

@@ -15,7 +15,7 @@ from understudy.errors import ConfigError, page
 from understudy.load.loader import Loader
 from understudy.load.order_rows import Span, order_facts, rows_of
 from understudy.order import Order
-from understudy.order_file import lengths_digest, write_order_file
+from understudy.order_file import dataset_facts, write_order_file
 
 SCRIPT = "lerobot.scripts.lerobot_train"
 ORDER_FILE = "UNDERSTUDY_ORDER"
@@ -161,7 +161,7 @@ def _write_order(path: str, data: EpisodeDataset, steps: int, options: dict[str,
     """Write the samples of all steps of a run before the first one."""
     with Loader(data, **options) as loader:
         spans, order = [Span(0, 0, loader.order.batch_size, steps)], loader.order
-    facts = order_facts(order.spec, spans, {data.name: lengths_digest(data)})
+    facts = order_facts(order.spec, spans, {data.name: dataset_facts(data)})
     write_order_file(path, rows_of(order.locate, spans, options["world_size"]), facts)
 
 

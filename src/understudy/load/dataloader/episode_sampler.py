@@ -38,7 +38,7 @@ from understudy.load.order_state import order_state, position_in
 from understudy.load.same_version import check_same, find_board
 from understudy.order import Order, rank_slice
 from understudy.order.make_spec import as_list
-from understudy.order_file import find_segments, lengths_digest, write_order_file
+from understudy.order_file import dataset_facts, find_segments, write_order_file
 from understudy.process_rank import find_rank
 
 _FIRST_CHUNK, _CHUNK = 256, 16384
@@ -248,8 +248,8 @@ class EpisodeSampler(Sampler[int]):
             return source, self._segments[segment, 0], self._segments[segment, 2] - self._stops[segment] + frame
 
         spans = [Span(0, self._order.start, self._batch, steps)]
-        names = {self._source.name: lengths_digest(self._source)}
-        write_order_file(path, rows_of(locate, spans), order_facts(self._order.spec, spans, names) | {"order": None})
+        facts = order_facts(self._order.spec, spans, {self._source.name: dataset_facts(self._source)})
+        write_order_file(path, rows_of(locate, spans), facts | {"order": None})
 
     def _position(self) -> int:
         """End of the last global batch of which this rank's share was yielded."""
