@@ -169,22 +169,52 @@ def _mirrored(column: Column, rows: np.ndarray) -> Findings:
     unit = np.where(high > low, high - low, np.inf)
     tables = [(table[rows] - low) / unit for table in (column.mean, column.first, column.last)]
     extent = column.range[rows]
-    odd = np.zeros(extent.shape, bool)
-    for row in range(len(rows)):
-        others = np.arange(len(rows)) != row
-        spread = np.ptp(tables[0][others], axis=0)
-        aside = np.abs(tables[0][row] - tables[0][others]).min(axis=0) > np.maximum(_ASIDE, _TIGHT * spread)
-        ratio = extent[row] / np.maximum(np.median(extent[others], axis=0), 1e-12)
-        odd[row] = aside & (ratio < _AS_WIDE) & (ratio > 1 / _AS_WIDE)
-        for table in tables:
-            least, most = table[others].min(axis=0), table[others].max(axis=0)
-            slack = 0.25 * (most - least) + 0.05
-            odd[row] &= (1 - table[row] > least - slack) & (1 - table[row] < most + slack)
+    least, most = _bounds_of_others(tables[0])
+    aside = _nearest_other(tables[0]) > np.maximum(_ASIDE, _TIGHT * (most - least))
+    ratio = extent / np.maximum(_median_of_others(extent), 1e-12)
+    odd = aside & (ratio < _AS_WIDE) & (ratio > 1 / _AS_WIDE)
+    for table in tables:
+        least, most = _bounds_of_others(table)
+        slack = 0.25 * (most - least) + 0.05
+        odd &= (1 - table > least - slack) & (1 - table < most + slack)
     odd[odd.sum(axis=1) < _HAND] = False
     odd = _few(odd)
     if odd.any():
         message = "mirrored at the middle of the range, unlike in the other episodes: inverted?"
         yield _finding("values.sign", column, odd, rows, message, int(odd.any(axis=1).sum()), 0)
+
+
+def _bounds_of_others(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Least and largest value of all other rows, for each row and column of (n, D); n is 2 or more."""
+    ordered = np.sort(values, axis=0)
+    least = np.where(values == ordered[0], ordered[1], ordered[0])
+    most = np.where(values == ordered[-1], ordered[-2], ordered[-1])
+    return least, most
+
+
+def _nearest_other(values: np.ndarray) -> np.ndarray:
+    """Distance to the nearest value of another row, for each row and column of (n, D); n is 2 or more."""
+    order = np.argsort(values, axis=0)
+    steps = np.diff(np.take_along_axis(values, order, axis=0), axis=0)
+    edge = np.full((1, values.shape[1]), np.inf)
+    nearest = np.minimum(np.concatenate([edge, steps]), np.concatenate([steps, edge]))
+    distance = np.empty_like(nearest)
+    np.put_along_axis(distance, order, nearest, axis=0)
+    return distance
+
+
+def _median_of_others(values: np.ndarray) -> np.ndarray:
+    """Median of all other rows, for each row and column of (n, D); n is 2 or more."""
+    count = len(values) - 1
+    order = np.argsort(values, axis=0)
+    ordered = np.take_along_axis(values, order, axis=0)
+    place = np.arange(len(values))[:, None]  # of each value in the order; without it the later ones move up
+    low, high = (count - 1) // 2, count // 2
+    below = np.where(place > low, ordered[low], ordered[low + 1])
+    above = np.where(place > high, ordered[high], ordered[high + 1])
+    median = np.empty_like(below)
+    np.put_along_axis(median, order, (below + above) / 2, axis=0)
+    return median
 
 
 _ENOUGH = 8  # episodes
