@@ -201,7 +201,7 @@ def test_without_a_folder_the_columns_are_in_memory_and_a_loader_says_so(
     monkeypatch.setattr("understudy.storage.mapped_tables.table_folder", lambda *_: None)
     data = EpisodeDataset(root)
     same(whole(data), plain)
-    with warned("no local folder", "XDG_CACHE_HOME"):
+    with warned("XDG_CACHE_HOME"):
         loader = Loader(data, batch_size=4, num_threads=1, rank=0, world_size=1)
     with loader:
         assert loader.plan.rows[0] >= sum(file.nbytes for _, file in data._rows.files.items())
