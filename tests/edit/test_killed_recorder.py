@@ -72,9 +72,9 @@ def test_killed_recorder_is_named_and_nothing_is_published(tmp_path: Path, fault
 def test_killed_recorder_is_named_by_readers(tmp_path: Path, fault: Any, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "arm"
     fault(root)
-    with warned("arm", "1"):
+    with warned(root, "files"):
         EpisodeDataset(root)
-    with warned("arm", "1"):
+    with warned(root, "files"):
         assert main(["select", str(root), "some", "--exclude-episodes", "0"]) == 0
     words = ["--data.root", str(root), "--output-dir", str(tmp_path / "run"), "--data.cameras", "none", "--steps", "1"]
     words += ["--data.val-fraction", "0", "--batch-size", "2", "--val.every", "0", "--log.no-report"]
