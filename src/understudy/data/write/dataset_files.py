@@ -102,7 +102,7 @@ def to_column(values: Any, feature: Feature) -> pa.Array:
         return pa.array([{"bytes": value, "path": None} for value in values], kind)
     if feature.dtype == "string":
         return pa.array(values, kind)
-    stacked = np.stack(values)
+    stacked = values if isinstance(values, np.ndarray) else np.stack(values)
     column = pa.array(stacked.reshape(-1))
     if feature.shape == (1,):
         return column
