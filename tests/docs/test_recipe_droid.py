@@ -163,9 +163,49 @@ def settings(words: str) -> TrainConfig:
     """Settings of the launch on the page with the variables of a line of it."""
     [line] = [line for line in PAGE.splitlines() if line.startswith(f"    {words}")]
     variables = dict(word.split("=", 1) for word in shlex.split(line))
-    extra = shlex.split(variables.pop("EXTRA_ARGS"))
-    launch = next(words for words in commands_of(variables) if words[0] == "torchrun")
-    return settings_of([*launch, *extra])
+    return settings_of(next(words for words in commands_of(variables) if words[0] == "torchrun"))
+
+
+PRINTER = """#!/usr/bin/env bash
+printf '%s\\n' "$(basename "$0")" "$@" >> "$LOG"
+printf '%s\\0' >> "$LOG"
+"""
+QUEUE = """#!/usr/bin/env bash
+while [ "${1#--}" != "$1" ]; do shift 2; done
+SLURM_NNODES=$NODES SLURM_JOB_ID=7 SLURM_JOB_NODELIST=here SLURM_GPUS_ON_NODE=$GPUS exec bash "$@"
+"""
+SRUN = """#!/usr/bin/env bash
+shift
+SLURM_NODEID=0 exec "$@"
+"""
+
+
+def test_pasted_lines_train_at_the_rate_of_their_table(tmp_path: Path) -> None:
+    """The blocks and the line for 8,192 samples as a person pastes them; programs print the arguments that arrive."""
+    programs, log = tmp_path / "bin", tmp_path / "log"
+    programs.mkdir()
+    scripts = {"torchrun": PRINTER, "understudy": PRINTER, "sbatch": QUEUE, "srun": SRUN, "scontrol": PRINTER}
+    for name, text in scripts.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    blocks = code(PAGE, "sh")
+    [variables] = [block for block in blocks if "export CONFIG=" in block]
+    launches = [block for block in blocks if block.startswith(("torchrun", "sbatch"))]
+    assert len(launches) == 2
+    [line] = re.findall(r"^    (STEPS=\d+ BATCH=8192 .*)$", PAGE, flags=re.MULTILINE)
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "LOG": str(log), "HOME": str(tmp_path)}
+    script = "\n".join([variables, line, *launches])
+    subprocess.run(["bash", "-euc", script], env=environment, cwd=ROOT, check=True, timeout=60)
+    arrived = [entry.strip("\n").split("\n") for entry in log.read_text().split("\0") if entry.strip()]
+    found = {words[0]: words for words in arrived if "train" in words}
+    assert found.keys() == {"torchrun", "understudy"}
+    for words in found.values():
+        flags = words[words.index("train") + 1 :]
+        launch = flags.index("--launch") if "--launch" in flags else len(flags)
+        config = main.read_settings("train", flags[:launch])
+        assert isinstance(config, TrainConfig)
+        assert config.optim.lr == 2e-4
+        assert (config.batch_size, config.steps) == (8192, 3000)
 
 
 def serve_and_act(command: list[str], port: str) -> None:
