@@ -10,9 +10,18 @@ import pytest
 
 from support.refusals import refused
 from support.runs import tiny_config, tiny_dataset
-from understudy.cli.demo import DemoConfig, clear_folder, compare_runs, kill_at_step, training, write_settings
+from understudy.cli.demo import (
+    DemoConfig,
+    clear_folder,
+    compare_runs,
+    kill_at_step,
+    shortened,
+    training,
+    write_settings,
+)
 from understudy.config.schema import override
 from understudy.errors import ConfigError
+from understudy.optim.lr_schedule import lr_factor
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RECORDED, RunDir
 
@@ -25,6 +34,16 @@ def test_training_keeps_the_checkpoint_to_compare(steps: int) -> None:
     assert 6 * every in saved[-plan.checkpoint.keep_last :]
     assert steps * 0.4 <= every * 26 // 5 < 6 * every
     assert plan.schedule.decay_steps in (None, steps)
+
+
+def test_the_shorter_training_takes_the_same_steps(tmp_path: Path) -> None:
+    plan = training(DemoConfig(output_dir=str(tmp_path), steps=200))
+    short = shortened(plan, tmp_path / "never-stopped", 120)
+    assert short.steps == 120
+    for step in range(120):
+        rates = [lr_factor(step, config.schedule, config.steps) for config in (plan, short)]
+        assert rates[0] == rates[1], step
+    assert short.optim == plan.optim
 
 
 def test_clear_folder_removes_its_own_files_only(tmp_path: Path) -> None:

@@ -57,6 +57,13 @@ def training(config: DemoConfig) -> TrainConfig:
     ).resolved()
 
 
+def shortened(plan: TrainConfig, out: Path, steps: int) -> TrainConfig:
+    """The same training in another folder, up to a step: the decay of the learning rate ends where that of `plan` does."""
+    schedule = {"decay_steps": plan.schedule.decay_steps or plan.steps}
+    ends = {"steps": steps, "checkpoint": {"every": steps}, "val": {"every": 0}}
+    return override(plan, output_dir=str(out), schedule=schedule, **ends)
+
+
 def demo(config: DemoConfig) -> int:
     """Run the demonstration; the last lines are for machines.
 
@@ -72,7 +79,7 @@ def demo(config: DemoConfig) -> int:
 
     kill_at, end = plan.checkpoint.every * 26 // 5, plan.checkpoint.every * 6
     _print_title(f"train {config.steps} steps; beside it {end} steps in a process that is never stopped")
-    short = override(plan, output_dir=str(beside), steps=end, checkpoint={"every": end}, val={"every": 0})
+    short = shortened(plan, beside, end)
     started: list[subprocess.Popen[bytes]] = []
     with (out / "never-stopped.log").open("w") as log:
         try:
