@@ -58,7 +58,7 @@ def training(config: DemoConfig) -> TrainConfig:
 
 
 def shortened(plan: TrainConfig, out: Path, steps: int) -> TrainConfig:
-    """The same training in another folder, up to a step: the decay of the learning rate ends where that of `plan` does."""
+    """The same training in another folder, up to a step; its learning rate decays as that of `plan`."""
     schedule = {"decay_steps": plan.schedule.decay_steps or plan.steps}
     ends = {"steps": steps, "checkpoint": {"every": steps}, "val": {"every": 0}}
     return override(plan, output_dir=str(out), schedule=schedule, **ends)
