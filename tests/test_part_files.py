@@ -122,7 +122,7 @@ def test_numbers_of_numpy_keep_their_type(value: Any, tmp_path: Path) -> None:
         MissingFileError("is missing", where=Path("a")),
         SourceError("no answer", transient=True),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_errors_of_data_come_back(error: DatasetError, tmp_path: Path) -> None:
     result = restored(error, tmp_path)
@@ -146,7 +146,11 @@ def test_objects_come_back(tmp_path: Path) -> None:
     assert vars(others).keys() == vars(facts).keys()
 
 
-@pytest.mark.parametrize("value", [Command(Path()), np.array([None]), print, ValueError("a"), [{"a": os}]], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [Command(Path()), np.array([None]), print, ValueError("a"), [{"a": os}]],
+    ids=lambda value: type(value).__name__,
+)
 def test_other_values_are_refused(value: Any, tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_result(tmp_path / "a", value)
