@@ -62,6 +62,8 @@ FORMS = {
     "transitive": ("from helper_g import VALUE", "deeper_g.py"),
     "package without init": ("from package_h.part import VALUE", "package_h/part.py"),
     "computed": ("import importlib\nVALUE = importlib.import_module('part_i.' + 'mod').VALUE", "other/part_i/mod.py"),
+    "library": ("import pkgutil\nVALUE = pkgutil.resolve_name('part_k:VALUE')", "other/part_k.py"),
+    "run": ("import runpy\nVALUE = runpy.run_module('part_l')['VALUE']", "other/part_l.py"),
     "path": ("import sys\nsys.path.insert(0, FOLDER)\nfrom part_j import VALUE", "other/part_j.py"),
 }
 
@@ -77,7 +79,8 @@ def test_a_changed_local_module_is_not_imported(place: Path, form: str, monkeypa
         (place / "package_f" / "__init__.py").write_text("from .inner import VALUE\n")
     if form == "transitive":
         (place / "helper_g.py").write_text("from deeper_g import VALUE\n")
-    monkeypatch.setattr(sys, "path", [*sys.path, str(place / "other")] if form == "computed" else [*sys.path])
+    is_found = form in ("computed", "library", "run")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(place / "other")] if is_found else [*sys.path])
     (place / module).write_text("VALUE = 1\n")
     file = place / "mine.py"
     file.write_text(
@@ -86,7 +89,7 @@ def test_a_changed_local_module_is_not_imported(place: Path, form: str, monkeypa
     kind = types.name_by_hand(f"{file}:MINE")
     assert value_of(kind) == 1
     child = [sys.executable, "-c", f"from understudy.policies.registry import policy_type as p; p({kind!r})"]
-    extra = {"PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{place / 'other'}"} if form == "computed" else {}
+    extra = {"PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{place / 'other'}"} if is_found else {}
     forget()
     assert subprocess.run(child, check=False, env={**os.environ, **extra}, cwd="/").returncode == 0
     (place / module).write_text(f"open({str(place / 'ran')!r}, 'w')\nVALUE = 2\n")

@@ -1,24 +1,26 @@
 """Modules of own code, executed from the bytes that were compared with the user's list.
 
 A file on disk may change after its digest was computed, and a `.pyc` beside it may hold other code, so neither is
-used. Own code may also import a local module that no statement shows (`import_module(name)`, `sys.path.insert(...)`).
-Then the user's list decides about this module, too. Imports of other code, such as a user's program, are left alone.
+used. Own code may also import a local module that no statement shows (`import_module(name)`, `sys.path.insert(...)`),
+itself or by a function of a library (`pkgutil.resolve_name`, `runpy.run_module`, an object by its name in a settings
+file). Then the user's list decides about this module, too. Imports of other code, such as a user's program, are left
+alone.
 """
 
 import hashlib
-import importlib
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location, spec_from_loader
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from understudy.policies.own_code import trusted
-from understudy.policies.own_code.sources import Module, Sources, find_elsewhere, is_of_python, read_plain
+from understudy.policies.own_code.sources import Module, Sources, find_elsewhere, is_installed, is_of_python, read_plain
 
 _owners: dict[int, tuple[ModuleType, Sources]] = {}
 """Modules of own code by the identity of their globals, and the sources that they belong to."""
@@ -47,6 +49,10 @@ class _Loader(Loader):
         if self.module.has_file:
             module.__file__ = str(self.module.path)
             _execute(self.module.content, self.module.path, module)
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the code of the bytes that were compared, for `runpy`."""
+        return _compile(self.module.content, self.module.path)
 
 
 class OwnCodeFinder(MetaPathFinder):
@@ -113,13 +119,20 @@ def _spec(module: Module, sources: Sources) -> ModuleSpec | None:
 
 
 def _importer(frame: FrameType | None) -> Sources | None:
-    """Return the own code whose import statement runs; None where other code imports."""
+    """Return the own code that imports, itself or by functions of libraries; None where other code imports."""
     while frame is not None:
-        if frame.f_globals is not vars(importlib) and not frame.f_code.co_filename.startswith("<frozen importlib"):
-            owner = _owners.get(id(frame.f_globals))
-            return owner[1] if owner is not None else None
+        owner = _owners.get(id(frame.f_globals))
+        if owner is not None:
+            return owner[1]
+        if not _is_of_library(str(frame.f_globals.get("__file__") or frame.f_code.co_filename)):
+            return None
         frame = frame.f_back
     return None
+
+
+@cache
+def _is_of_library(file: str) -> bool:
+    return file.startswith("<frozen ") or is_installed(file)
 
 
 def import_sources(sources: Sources) -> ModuleType:
@@ -178,4 +191,8 @@ def _free_names(sources: Sources) -> None:
 
 
 def _execute(content: bytes, path: Path, module: ModuleType) -> None:
-    exec(compile(content, str(path), "exec"), vars(module))
+    exec(_compile(content, path), vars(module))
+
+
+def _compile(content: bytes, path: Path) -> CodeType:
+    return compile(content, str(path), "exec")

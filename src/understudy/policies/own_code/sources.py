@@ -265,11 +265,13 @@ def _is_installed(spec: ModuleSpec) -> bool:
     if spec.origin in ("built-in", "frozen"):
         return True
     places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-    return bool(places) and all(_is_below_installed(os.path.realpath(place)) for place in places)
+    return bool(places) and all(map(is_installed, places))
 
 
-def _is_below_installed(place: str) -> bool:
-    return any(place.startswith(folder + os.sep) for folder in installed_folders())
+def is_installed(place: str) -> bool:
+    """Return whether a file or folder is of Python or of an installed package."""
+    real = os.path.realpath(place)
+    return any(real.startswith(folder + os.sep) for folder in installed_folders())
 
 
 @cache
@@ -279,6 +281,7 @@ def installed_folders() -> frozenset[str]:
     folders = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders.update(site.getsitepackages())
     folders.add(site.getusersitepackages())
+    folders.add(str(Path(__file__).parents[2]))  # this package, wherever it lies
     folders.update(entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages"))
     for folder in list(folders):
         for file in sorted(Path(folder).glob("*.pth")):
