@@ -30,6 +30,7 @@ from understudy.train import precision
 from understudy.train.background_rollouts import BackgroundRollouts
 from understudy.train.checkpoint import checkpoint, checksums
 from understudy.train.checkpoint.checkpoint import Best, Saver
+from understudy.train.data.batch_mixing import batch_figures
 from understudy.train.micro_batches import PartCounts, sum_counts
 from understudy.train.optimizer_step import NULL, StepResult, Timer
 from understudy.train.state import TrainState
@@ -189,6 +190,7 @@ class StepRunner:
     def __init__(self, state: TrainState, loader: Loader, log: MetricsLog) -> None:
         self._state, self._loader, self._log = state, loader, log
         self._pending: list[tuple[int, float, dict[str, int], StepResult]] = []
+        self._firsts: list[int] = []  # first position of each batch since the last log
         self._parts: list[PartCounts | None] = []
         self._clock = _Clock(loader, state.step)
         self._skipped = 0  # consecutive skipped steps
@@ -200,6 +202,7 @@ class StepRunner:
 
     def step(self, timer: Timer = NULL) -> None:
         """Wait for the next batch and take one optimizer step."""
+        self._firsts.append(self._loader.position)
         with timer("data wait"):
             batch = next(self._loader)
         lr, result = self._state.lr, self._state.train_step(batch, timer)
@@ -215,6 +218,10 @@ class StepRunner:
         """
         with timer("logging"):
             records = list(self._read_pending())
+            if self._state.mesh.rank == 0:
+                for record, first in zip(records, self._firsts):
+                    record |= batch_figures(self._loader.order, first)
+            self._firsts.clear()
             parts = sum_counts(self._state.mesh, self._parts)
             self._parts.clear()
             self._log.log_all([*records, self._clock.record(self._state.step, self._state.config.batch_size, parts)])

@@ -36,6 +36,7 @@ from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir, read_settings
+from understudy.train.data.batch_mixing import measure_mixing
 from understudy.train.data.fingerprint import changed_kinds, describe_change
 from understudy.train.data.frames_file import frames_content
 from understudy.train.data.input_contract import with_provenance
@@ -375,6 +376,11 @@ def _run(
             summary = startup_summary(config, data, order, state.policy, record["files"])
             lines = [*_precision_table(state), *describe_trainable(state), *summary]
             logger.info("\n".join(lines))
+            mixing = measure_mixing(order, data.training, saved["position"] if saved else order.start)
+            logger.info("%s", mixing)
+            if mixing.is_poor:
+                fix = "its gradient is that of few samples: use data.shuffle clips (the default), or another order file"
+                logger.warning("a batch has few episodes: %s", fix)
         saver = stack.enter_context(closing(Saver.of_run(run.checkpoints, config.checkpoint)))
         if latest is not None:
             saved = _load(state, saver, latest)

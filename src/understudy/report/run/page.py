@@ -195,6 +195,9 @@ def _speed_charts(train: Records, speed: Records) -> Block | None:
     norm = [record_line("gradient norm", train, "grad_norm", 2, smooth=True)]
     charts = {
         "Gradient norm, before clipping": chart("gradient norm", "step", "norm", norm, log=True),
+        "Episodes in a batch": chart(
+            "episodes in a batch", "step", "episodes", [record_line("episodes", train, "episodes", 4, smooth=True)]
+        ),
         "Learning rate": chart(
             "learning rate", "step", "learning rate", [record_line("learning rate", train, "lr", 3)]
         ),

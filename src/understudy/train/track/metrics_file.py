@@ -2,9 +2,10 @@
 
 Each line is one JSON object with `kind` and `step` (the number of optimizer steps before it):
 
-    train   loss, lr, grad_norm, skipped, terms: {term: {loss, elements}}, one line per optimizer step; floats read back
-            bit-equal. In a mixture also sources: {name: {terms}}, with several task modes modes: {mode: {terms}}. With
-            texts also cut: {prompt: ...}, the number of samples of which the policy could not keep everything
+    train   loss, lr, grad_norm, skipped, terms: {term: {loss, elements}}, episodes (distinct ones in the batch of all
+            ranks) and its design_effect, one line per optimizer step; floats read back bit-equal. In a mixture also
+            sources: {name: {terms}}, with several task modes modes: {mode: {terms}}. With texts also cut: {prompt:
+            ...}, the number of samples of which the policy could not keep everything
     speed   samples_per_s, wait (share of the time spent waiting for data), seconds (in this process), host_bytes and
             on a GPU gpu_bytes (largest memory of the process of rank 0), once per log.
             Where the policy has tokens or a step several parts also samples_per_part; with tokens also tokens_per_s
