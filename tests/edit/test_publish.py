@@ -429,3 +429,16 @@ def test_an_output_beside_a_writer_is_written(tmp_path: Path) -> None:
         out.parent.mkdir(exist_ok=True)
         assert main(["publish", str(arm), str(out)]) == 0
         assert us.Catalog.open(out).num_episodes == 1
+
+
+@pytest.mark.parametrize(
+    "out", ["all/sub", "all/meta/deep/sub", "link/sub", ".all.versions/000001/sub", ".all.versions/sub"]
+)
+def test_an_output_inside_a_publication_is_refused(tmp_path: Path, out: str) -> None:
+    """The next version of the publication would take its place, and rows that are written meanwhile would be lost."""
+    arm = record(tmp_path / "arm-1", range(1))
+    assert main(["publish", str(arm), str(tmp_path / "all")]) == 0
+    (tmp_path / "link").symlink_to("all")
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["publish", str(arm), str(tmp_path / out)]) == 2
+    assert sorted(tmp_path.rglob("*")) == before

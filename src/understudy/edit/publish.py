@@ -59,6 +59,7 @@ DRAFT = "draft"
 KEPT = 8
 """Latest versions whose folders stay, each of which has an address, OUT@NUMBER."""
 _VERSION = re.compile(r"\d{6}")
+_STORE = re.compile(r"\.(.+)\.versions")
 
 
 def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> dict[str, int]:
@@ -81,6 +82,7 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
         raise DatasetError(
             f"two writers are named {twice[0]!r}", fix="rename the folder of one: it is known by its name"
         )
+    _refuse_inside(out)
     for root in roots:
         _refuse_overlap(out, root)
     if os.path.lexists(out) and not (out.is_symlink() and Path(os.readlink(out)).parent.name == store.name):
@@ -115,6 +117,14 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
             plan = _plan(old, writers, pieces, [name for name, count in added.items() for _ in range(count)])
             _add_version(plan, old, published, store, out, workers or Workers())
         return added
+
+
+def _refuse_inside(out: Path) -> None:
+    """Raise DatasetError where the publication would be written into another one, whose next version replaces it."""
+    for folder in Path(os.path.realpath(out.parent), out.name).parents:
+        if match := _STORE.fullmatch(folder.name):
+            other = folder.with_name(match[1])
+            raise DatasetError(f"lies in the publication {other}", where=out, fix="name a folder outside of it")
 
 
 def _refuse_overlap(out: Path, root: str) -> None:
