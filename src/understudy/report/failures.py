@@ -209,9 +209,9 @@ def _of_states(failed: Sequence[Episode], episodes: Sequence[Episode], diagnosis
         if not hits or is_alike or len(hits) < _OFTEN * len(bad):
             continue
         step, detail = found[hits[0]]
+        beside = f", and {successes} of {len(good)} successful ones" if good else ""
         text = (
-            f"{len(hits)} of {len(bad)} failed episodes {does}, and {successes} of {len(good)} successful ones; first: "
-            f"episode {hits[0]}, step {step}: {detail}"
+            f"{len(hits)} of {len(bad)} failed episodes {does}{beside}; first: episode {hits[0]}, step {step}: {detail}"
         )
         yield Reason(kind, len(hits), text, successes, hits[0], step)
 

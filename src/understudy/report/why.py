@@ -30,8 +30,10 @@ def findings(diagnosis: Diagnosis, reasons: Sequence[Reason] = ()) -> list[str]:
               for name, share in diagnosis.outside.items() if share > _OUTSIDE]  # fmt: skip
     if len(diagnosis.likelihood) and np.median(diagnosis.likelihood) < _UNLIKELY:
         lines.append(f"states are unlike training: {np.median(diagnosis.likelihood):.1f} nats per number")
-    lines += [f"{camera}: images are unlike training: {np.nanmedian(misfit):.1f} times the usual misfit"
-              for camera, misfit in diagnosis.misfits.items() if np.nanmedian(misfit) > 1]  # fmt: skip
+    for camera, misfit in diagnosis.misfits.items():
+        seen = misfit[~np.isnan(misfit)]
+        if len(seen) and np.median(seen) > 1:
+            lines.append(f"{camera}: images are unlike training: {np.median(seen):.1f} times the usual misfit")
     fps = diagnosis.facts.fps
     if fps > 0 and np.median(diagnosis.ages_s) > 1 / fps:
         lines.append(f"observations are {np.median(diagnosis.ages_s) * fps:.1f} control steps old")
