@@ -21,6 +21,7 @@ from understudy.config.schema import plain
 from understudy.distributed.mesh import Mesh
 from understudy.distributed.signals import Stop
 from understudy.errors import UnderstudyError
+from understudy.load.batch_mixing import batch_figures
 from understudy.load.loader import Loader
 from understudy.load.validation_data import ValidationData
 from understudy.optim.lora import merge_adapters
@@ -30,7 +31,6 @@ from understudy.train import precision
 from understudy.train.background_rollouts import BackgroundRollouts
 from understudy.train.checkpoint import checkpoint, checksums
 from understudy.train.checkpoint.checkpoint import Best, Saver
-from understudy.train.data.batch_mixing import batch_figures
 from understudy.train.micro_batches import PartCounts, sum_counts
 from understudy.train.optimizer_step import NULL, StepResult, Timer
 from understudy.train.state import TrainState

@@ -26,6 +26,7 @@ from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
 from understudy.errors import ConfigError, DatasetError, RankError, is_out_of_memory, is_wrong_input
 from understudy.load.bad_frames import truncate_journals
+from understudy.load.batch_mixing import FEW_EPISODES, measure_mixing
 from understudy.load.validation_data import ValidationData
 from understudy.policies.policy_folder import check_unchanged
 from understudy.records import Record
@@ -36,7 +37,6 @@ from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir, read_settings
-from understudy.train.data.batch_mixing import measure_mixing
 from understudy.train.data.fingerprint import changed_kinds, describe_change
 from understudy.train.data.frames_file import frames_content
 from understudy.train.data.input_contract import with_provenance
@@ -376,11 +376,11 @@ def _run(
             summary = startup_summary(config, data, order, state.policy, record["files"])
             lines = [*_precision_table(state), *describe_trainable(state), *summary]
             logger.info("\n".join(lines))
-            mixing = measure_mixing(order, data.training, saved["position"] if saved else order.start)
+            segments = [part.epoch_segments for part in data.training]
+            mixing = measure_mixing(order, segments, saved["position"] if saved else order.start)
             logger.info("%s", mixing)
             if mixing.is_poor:
-                fix = "its gradient is that of few samples: use data.shuffle clips (the default), or another order file"
-                logger.warning("a batch has few episodes: %s", fix)
+                logger.warning(FEW_EPISODES)
         saver = stack.enter_context(closing(Saver.of_run(run.checkpoints, config.checkpoint)))
         if latest is not None:
             saved = _load(state, saver, latest)

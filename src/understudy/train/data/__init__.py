@@ -9,7 +9,6 @@ run_normalization      the normalization of a run: computed from its episodes, o
 dimension_modes        the setting data.normalize by the names of dimensions
 given_figures          figures from outside, confronted with a sample of the rows
 input_contract         the inputs of the robots of a run, measured on its training frames
-batch_mixing           episodes in a batch, and in one of a uniform shuffle
 frames_file            frames.parquet: training and validation frames, for an account without the data
 versions_read          versions of the datasets that a run read
 updates                episodes that were appended to the datasets, trained on from a checkpoint on

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from understudy.data.dataset import EpisodeDataset
 from understudy.order import Order
 from understudy.order.design_effect import design_effect, distinct_episodes, expected_episodes
 
+FEW_EPISODES = (
+    "a batch has few episodes: its gradient is that of few samples; use data.shuffle clips (the default), or another "
+    "order file"
+)
 _BATCHES = 8  # looked at before the first step
 _FEW = 0.5  # share of the episodes of a uniform batch below which a run says so
 
@@ -51,28 +54,34 @@ def batch_figures(order: Order, first: int) -> dict[str, float]:
     return {"episodes": distinct_episodes(source, episode), "design_effect": effect}
 
 
-def measure_mixing(order: Order, parts: Sequence[EpisodeDataset], position: int) -> BatchMixing:
-    """Measure the batches from a position on, and compute the episodes of a uniform batch.
+def measure_mixing(order: Order, parts: Sequence[np.ndarray], position: int, spread: bool = False) -> BatchMixing:
+    """Measure several batches, and compute the episodes of a uniform batch.
 
     Args:
         order: the sequence of samples.
-        parts: its datasets.
+        parts: of each of its sources int64 (K, 3), rows [episode, start, stop): the frames of an epoch.
         position: first position of the run or of its continuation.
+        spread: whether the batches are spread evenly over the order; else they follow `position`.
     """
-    stop = min(position + _BATCHES * order.batch_size, order.stop - order.batch_size + 1)
-    firsts = range(position, max(position + 1, stop), order.batch_size)
+    last = max(position, order.stop - order.batch_size)
+    step = max(1, (last - position) // order.batch_size // _BATCHES) if spread else 1
+    firsts = range(position, min(position + _BATCHES * step * order.batch_size, last + 1), step * order.batch_size)
     figures = [batch_figures(order, first) for first in firsts]
-    slots = order.spec.schedule[-1].slots
+    slots = order.spec.schedule[-1].slots if order.file is None else [_frames(segments) for segments in parts]
     uniform = 0.0
-    for part, count in zip(parts, slots):
+    for segments, count in zip(parts, slots):
         samples = order.batch_size * count / sum(slots)
         if samples:
-            segments = part.epoch_segments
             _, number = np.unique(segments[:, 0], return_inverse=True)
-            uniform += expected_episodes(np.bincount(number, segments[:, 2] - segments[:, 1]), samples)
+            lengths = np.bincount(number, segments[:, 2] - segments[:, 1])
+            uniform += expected_episodes(lengths, samples)
     return BatchMixing(
         order.batch_size,
         float(np.mean([one["episodes"] for one in figures])),
         float(np.mean([one["design_effect"] for one in figures])),
         uniform,
     )
+
+
+def _frames(segments: np.ndarray) -> int:
+    return int((segments[:, 2] - segments[:, 1]).sum())

@@ -3,16 +3,19 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from support.datasets import Spec, write_dataset
 from support.runs import series, tiny_config, tiny_dataset
+from understudy.cli.main import main
 from understudy.config.schema import override
 from understudy.data.dataset import EpisodeDataset
+from understudy.load.batch_mixing import FEW_EPISODES, batch_figures, measure_mixing
 from understudy.order import Order
 from understudy.order.design_effect import distinct_episodes, expected_episodes
 from understudy.train import run
-from understudy.train.data.batch_mixing import batch_figures, measure_mixing
 
 
 def test_expected_episodes_are_those_of_draws() -> None:
@@ -34,7 +37,7 @@ def test_stored_order_has_few_episodes(mode: str, is_poor: bool, tmp_path: Path)
     write_dataset(tmp_path / "set", Spec(lengths=(20,) * 30, cameras=()))
     data = EpisodeDataset(tmp_path / "set")
     order = Order.from_datasets([data], batch_size=8, seed=0, mode=mode)
-    mixing = measure_mixing(order, [data], order.start)
+    mixing = measure_mixing(order, [data.segments], order.start)
     assert mixing.is_poor == is_poor
     figures = [batch_figures(order, 8 * number) for number in range(8)]
     assert mixing.episodes == pytest.approx(np.mean([one["episodes"] for one in figures]))
@@ -57,3 +60,18 @@ def test_a_run_counts_and_warns_before_the_first_step(
     assert [record["step"] for record in train] == [1, 2, 3]
     assert all(1 <= record["episodes"] <= config.batch_size for record in train)
     assert all(record["design_effect"] >= 0 for record in train)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_order_explain_compares_a_foreign_file(
+    stored: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_dataset(tmp_path / "set", Spec(lengths=(20,) * 30, cameras=()))
+    pairs = np.array([(episode, frame) for episode in range(30) for frame in range(20)])
+    pairs = pairs if stored else np.random.default_rng(0).permutation(pairs)
+    table = pa.table({"position": np.arange(600), "episode_index": pairs[:, 0], "frame_index": pairs[:, 1]})
+    pq.write_table(table, tmp_path / "order.parquet")
+    explained = ["order", "explain", str(tmp_path / "set"), "--order", str(tmp_path / "order.parquet")]
+    assert main([*explained, "--batch-size", "8"]) == 0
+    assert (FEW_EPISODES in capsys.readouterr().out) == stored
+    assert main(["order", "explain", "--order", str(tmp_path / "order.parquet")]) == 2
