@@ -139,6 +139,11 @@ class _Imports:
     def __init__(self, outer: FrameType) -> None:
         self._outer, self._first = outer, dict[int, float]()
 
+    @property
+    def waiting(self) -> list[int]:
+        """Signals that wait for the end of an import."""
+        return list(self._first)
+
     def delay(self, number: int, frame: FrameType | None) -> bool:
         """Send a signal again in a moment if `frame` is inside an import; return whether it is."""
         while frame is not None and frame is not self._outer and "importlib._bootstrap" not in frame.f_code.co_filename:
@@ -186,4 +191,9 @@ def stop_signals(*, at_once: bool = False) -> Iterator[Stop]:
             os.kill(os.getpid(), number)
 
     with _handled(SIGNALS, request):
-        yield stop
+        try:
+            yield stop
+        except Exception:
+            if stop.at_once and imports.waiting and not stop.noted:  # it came before the error
+                raise Stopped(signal.Signals(imports.waiting[0]).name) from None
+            raise
