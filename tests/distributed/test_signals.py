@@ -117,7 +117,7 @@ VALUES = sum(range(10**5))
 def test_a_signal_inside_an_import_waits_for_its_end(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also beyond the end of the block in which it came."""
+    """A block that ends with the import stops at its end."""
     (tmp_path / f"imported_{kind}.py").write_text(IMPORTED)
     monkeypatch.syspath_prepend(tmp_path)
     found = []
@@ -130,7 +130,7 @@ def test_a_signal_inside_an_import_waits_for_its_end(
         with interrupted_by_signals():
             wait()
 
-    with pytest.raises(Stopped if kind == "stopped" else Interrupted):
+    with pytest.raises(Interrupted if kind == "interrupted" else Stopped):
         imports()
     assert found == [sum(range(10**5))]
 

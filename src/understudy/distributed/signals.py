@@ -139,10 +139,12 @@ class _Imports:
     def __init__(self, outer: FrameType) -> None:
         self._outer, self._first = outer, dict[int, float]()
 
-    @property
-    def waiting(self) -> list[int]:
-        """Signals that wait for the end of an import."""
-        return list(self._first)
+    def stop_if_waiting(self, stop: Stop) -> None:
+        """Raise `Stopped` where a signal still waits for the end of an import, which was the last of the block."""
+        waiting = list(self._first)
+        self._first.clear()
+        if waiting and stop.at_once and not stop.noted:
+            raise Stopped(signal.Signals(waiting[0]).name) from None
 
     def delay(self, number: int, frame: FrameType | None) -> bool:
         """Send a signal again in a moment if `frame` is inside an import; return whether it is."""
@@ -152,15 +154,17 @@ class _Imports:
         if not is_inside or time.monotonic() - self._first.setdefault(number, time.monotonic()) > LONGEST:
             self._first.pop(number, None)
             return False
-        _send_again(number)
+        _send_again(number, lambda: number in self._first)
         return True
 
 
-def _send_again(number: int) -> None:
-    """Send a signal to this process in a moment, whatever handles it then."""
+def _send_again(number: int, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    """Send a signal to this process in a moment, whatever handles it then, if it is wanted then."""
 
     def send() -> None:
         time.sleep(0.05)
+        if not is_wanted():
+            return
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
     _thread.start_new_thread(send, ())  # not a Thread, whose locks the main thread may hold
@@ -194,6 +198,6 @@ def stop_signals(*, at_once: bool = False) -> Iterator[Stop]:
         try:
             yield stop
         except Exception:
-            if stop.at_once and imports.waiting and not stop.noted:  # it came before the error
-                raise Stopped(signal.Signals(imports.waiting[0]).name) from None
+            imports.stop_if_waiting(stop)  # the signal came before the error
             raise
+        imports.stop_if_waiting(stop)
