@@ -43,7 +43,7 @@ _ROWS_HELD = 1.4  # memory of loaded columns over their bytes: Arrow keeps a par
 _ROWS_READ = 3.3  # memory of reading a data file, beyond that of its columns, over their bytes: levels, offsets, copies
 _MAPPED_READ = _ROWS_READ + 1.0  # memory of decoding a data file that is then mapped, over the bytes of its columns
 _MOST_ROWS = 4  # columns in memory are at most a quarter of it
-_STORED = 4  # encoded images of rows take a quarter of the memory that all else leaves
+_STORED = 2  # encoded images of rows take half of the memory that all else leaves
 _READERS = 8  # data files that are decoded beside each other take at most an eighth of memory
 _GAPS = 1.12  # of frames and decoders: they come and go in heaps of several threads
 _INDEXES = 8  # most indexes of videos are an eighth of all memory, where it is left
@@ -181,7 +181,7 @@ def _column_bytes(dataset: EpisodeDataset) -> tuple[tuple[int, ...], tuple[int, 
     episodes, tables = dataset.catalog.episodes, dataset.row_tables
     count = partial(_rows_of_files, episodes, dataset.episodes)
     files = dataset.share(count, episodes.ids, episodes.data_file, episodes.lengths, dataset.episodes)
-    sizes = (files * tables.row_bytes).tolist()
+    sizes = [count * tables.row_bytes for count in files.tolist()]
     columns = tuple(size for size in sizes if not tables.is_large(size))
     return columns, tuple(size for size in sizes if tables.is_large(size))
 
