@@ -39,6 +39,9 @@ def agreed_blocks(policy: nn.Module, mesh: Mesh) -> Iterator[None]:
     if policy not in _ENTERED:
         _ENTERED[policy] = _EnteredBlocks(policy, mesh)
     entered = _ENTERED[policy]
+    if not entered.modules:
+        yield
+        return
     entered.begin()
     try:
         yield
