@@ -14,7 +14,7 @@ from understudy.config.schema import override
 from understudy.data.dataset import EpisodeDataset
 from understudy.load.batch_mixing import FEW_EPISODES, batch_figures, measure_mixing
 from understudy.order import Order
-from understudy.order.design_effect import distinct_episodes, expected_episodes
+from understudy.order.design_effect import expected_episodes
 from understudy.train import run
 
 
@@ -28,8 +28,16 @@ def test_expected_episodes_are_those_of_draws() -> None:
     assert expected_episodes(lengths, 10_000) == pytest.approx(5)
 
 
-def test_episodes_of_two_sources_are_distinct() -> None:
-    assert distinct_episodes(np.array([0, 1, 0, 1]), np.array([3, 3, 3, 4])) == 3
+def test_episodes_of_two_sources_are_distinct(tmp_path: Path) -> None:
+    parts = []
+    for name in ("one", "two"):
+        write_dataset(tmp_path / name, Spec(lengths=(20,) * 10, cameras=()))
+        parts.append(EpisodeDataset(tmp_path / name))
+    order = Order.from_datasets(parts, batch_size=8, seed=0, mode="uniform")
+    source, episode, _ = order.locate(np.arange(8))
+    assert batch_figures(order, 0)["episodes"] == len({*zip(source.tolist(), episode.tolist())})
+    draws = [batch_figures(order, 8 * number)["episodes"] for number in range(40)]
+    assert measure_mixing(order, parts, 0).uniform == pytest.approx(np.mean(draws), rel=0.05)
 
 
 @pytest.mark.parametrize(("mode", "is_poor"), [("sequential", True), ("uniform", False), ("clips", False)])
@@ -37,7 +45,7 @@ def test_stored_order_has_few_episodes(mode: str, is_poor: bool, tmp_path: Path)
     write_dataset(tmp_path / "set", Spec(lengths=(20,) * 30, cameras=()))
     data = EpisodeDataset(tmp_path / "set")
     order = Order.from_datasets([data], batch_size=8, seed=0, mode=mode)
-    mixing = measure_mixing(order, [data.segments], order.start)
+    mixing = measure_mixing(order, [data], order.start)
     assert mixing.is_poor == is_poor
     figures = [batch_figures(order, 8 * number) for number in range(8)]
     assert mixing.episodes == pytest.approx(np.mean([one["episodes"] for one in figures]))
@@ -62,16 +70,18 @@ def test_a_run_counts_and_warns_before_the_first_step(
     assert all(record["design_effect"] >= 0 for record in train)
 
 
+@pytest.mark.parametrize("chosen", [30, 2], ids=["all episodes", "two of them"])
 @pytest.mark.parametrize("stored", [True, False])
-def test_order_explain_compares_a_foreign_file(
-    stored: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_order_explain_compares_a_file(
+    stored: bool, chosen: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A file over few episodes is compared with what they allow."""
     write_dataset(tmp_path / "set", Spec(lengths=(20,) * 30, cameras=()))
-    pairs = np.array([(episode, frame) for episode in range(30) for frame in range(20)])
+    pairs = np.array([(episode, frame) for episode in range(chosen) for frame in range(20)])
     pairs = pairs if stored else np.random.default_rng(0).permutation(pairs)
-    table = pa.table({"position": np.arange(600), "episode_index": pairs[:, 0], "frame_index": pairs[:, 1]})
+    table = pa.table({"position": np.arange(len(pairs)), "episode_index": pairs[:, 0], "frame_index": pairs[:, 1]})
     pq.write_table(table, tmp_path / "order.parquet")
-    explained = ["order", "explain", str(tmp_path / "set"), "--order", str(tmp_path / "order.parquet")]
-    assert main([*explained, "--batch-size", "8"]) == 0
-    assert (FEW_EPISODES in capsys.readouterr().out) == stored
-    assert main(["order", "explain", "--order", str(tmp_path / "order.parquet")]) == 2
+    for paths in ([], [str(tmp_path / "set")]):
+        explained = ["order", "explain", *paths, "--order", str(tmp_path / "order.parquet"), "--batch-size", "8"]
+        assert main(explained) == 0
+        assert (FEW_EPISODES in capsys.readouterr().out) == (stored and chosen == 30)

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from understudy.data.dataset import EpisodeDataset
 from understudy.order import Order
-from understudy.order.design_effect import design_effect, distinct_episodes, expected_episodes
+from understudy.order.design_effect import design_effect, expected_episodes
 
 FEW_EPISODES = (
     "a batch has few episodes: its gradient is that of few samples; use data.shuffle clips (the default), or another "
     "order file"
 )
+_PLACES = 1 << 16  # samples of an order file whose episodes are counted
 _BATCHES = 8  # looked at before the first step
 _FEW = 0.5  # share of the episodes of a uniform batch below which a run says so
 
@@ -47,19 +49,17 @@ class BatchMixing:
 
 def batch_figures(order: Order, first: int) -> dict[str, float]:
     """Count the distinct episodes of the global batch at position `first`, and estimate its design effect."""
-    positions = np.arange(first, min(first + order.batch_size, order.stop))
-    source, episode, frame = order.locate(positions)
-    number = source.astype(np.int64) << 40 | episode  # distinguishes episodes of several sources
-    effect = float(design_effect(number[None], frame[None])[0])
-    return {"episodes": distinct_episodes(source, episode), "design_effect": effect}
+    source, episode, frame = order.locate(np.arange(first, min(first + order.batch_size, order.stop)))
+    number, counts = _episodes(source, episode)
+    return {"episodes": len(counts), "design_effect": float(design_effect(number[None], frame[None])[0])}
 
 
-def measure_mixing(order: Order, parts: Sequence[np.ndarray], position: int, spread: bool = False) -> BatchMixing:
+def measure_mixing(order: Order, parts: Sequence[EpisodeDataset], position: int, spread: bool = False) -> BatchMixing:
     """Measure several batches, and compute the episodes of a uniform batch.
 
     Args:
-        order: the sequence of samples.
-        parts: of each of its sources int64 (K, 3), rows [episode, start, stop): the frames of an epoch.
+        order: the sequence of samples. That of a file is compared with a uniform shuffle of its own samples.
+        parts: its datasets; of an order from a file they are not needed.
         position: first position of the run or of its continuation.
         spread: whether the batches are spread evenly over the order; else they follow `position`.
     """
@@ -67,14 +67,7 @@ def measure_mixing(order: Order, parts: Sequence[np.ndarray], position: int, spr
     step = max(1, (last - position) // order.batch_size // _BATCHES) if spread else 1
     firsts = range(position, min(position + _BATCHES * step * order.batch_size, last + 1), step * order.batch_size)
     figures = [batch_figures(order, first) for first in firsts]
-    slots = order.spec.schedule[-1].slots if order.file is None else [_frames(segments) for segments in parts]
-    uniform = 0.0
-    for segments, count in zip(parts, slots):
-        samples = order.batch_size * count / sum(slots)
-        if samples:
-            _, number = np.unique(segments[:, 0], return_inverse=True)
-            lengths = np.bincount(number, segments[:, 2] - segments[:, 1])
-            uniform += expected_episodes(lengths, samples)
+    uniform = _uniform_of_file(order) if order.file is not None else _uniform_of_datasets(order, parts)
     return BatchMixing(
         order.batch_size,
         float(np.mean([one["episodes"] for one in figures])),
@@ -83,5 +76,32 @@ def measure_mixing(order: Order, parts: Sequence[np.ndarray], position: int, spr
     )
 
 
-def _frames(segments: np.ndarray) -> int:
-    return int((segments[:, 2] - segments[:, 1]).sum())
+def _uniform_of_datasets(order: Order, parts: Sequence[EpisodeDataset]) -> float:
+    """Expected episodes of a batch whose samples are drawn from each source in its share."""
+    slots = order.spec.schedule[-1].slots
+    episodes = 0.0
+    for part, count in zip(parts, slots):
+        segments = part.epoch_segments
+        place = np.searchsorted(part.episodes, segments[:, 0])
+        lengths = np.bincount(place, segments[:, 2] - segments[:, 1])
+        episodes += expected_episodes(lengths, order.batch_size * count / sum(slots))
+    return episodes
+
+
+def _uniform_of_file(order: Order) -> float:
+    """The same for the samples of an order file: those at 65,536 places at most, spread evenly."""
+    count = order.stop - order.start
+    step = max(1, count // _PLACES)
+    source, episode, _ = order.locate(np.arange(order.start, order.stop, step))
+    _, counts = _episodes(source, episode)
+    return expected_episodes(counts, min(order.batch_size, count))
+
+
+def _episodes(source: np.ndarray, episode: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Number the distinct episodes of samples (n,): the number of each sample (n,), and the samples of each episode."""
+    order = np.lexsort((episode, source))
+    begins = np.ones(len(order), bool)
+    begins[1:] = (np.diff(source[order]) != 0) | (np.diff(episode[order]) != 0)
+    number = np.empty(len(order), np.int64)
+    number[order] = np.cumsum(begins) - 1
+    return number, np.bincount(number)

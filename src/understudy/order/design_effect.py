@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Correlation", "design_effect", "distinct_episodes", "expected_episodes", "expected_uniform"]
+__all__ = ["Correlation", "design_effect", "expected_episodes", "expected_uniform"]
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,6 @@ def design_effect(episode: np.ndarray, frame: np.ndarray, model: Correlation | N
     independent = 1.0 - model.episode - model.near  # independent part of a frame
     # Pairs are counted once, i < j; the diagonal adds n times 1.
     return 1.0 + 2.0 * (model.episode * same_episode + model.near * fading + independent * same_frame) / n
-
-
-def distinct_episodes(source: np.ndarray, episode: np.ndarray) -> int:
-    """Count the episodes of samples: int64 (n,) each, the numbers of their sources and their episodes there."""
-    return len(np.unique(np.stack([source, episode]), axis=1).T)
 
 
 def expected_episodes(lengths: np.ndarray, samples: float) -> float:

@@ -376,8 +376,7 @@ def _run(
             summary = startup_summary(config, data, order, state.policy, record["files"])
             lines = [*_precision_table(state), *describe_trainable(state), *summary]
             logger.info("\n".join(lines))
-            segments = [part.epoch_segments for part in data.training]
-            mixing = measure_mixing(order, segments, saved["position"] if saved else order.start)
+            mixing = measure_mixing(order, data.training, saved["position"] if saved else order.start)
             logger.info("%s", mixing)
             if mixing.is_poor:
                 logger.warning(FEW_EPISODES)

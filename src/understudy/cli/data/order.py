@@ -61,15 +61,14 @@ class ExplainConfig:
     """Episodes of the synthetic table, log-normal with a mean of 300 frames."""
     order: str = ""
     """Order file of `order export` or of another tool (docs/audit.md): explain it instead of a new order. Its batches
-    are compared with those of a uniform shuffle of the datasets, which must be given."""
+    are compared with those of a uniform shuffle of its own samples. Datasets that are given must be those of the
+    file."""
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
         errors = []
         if self.batch_size % self.world_size:
             errors.append(f"batch_size: {self.batch_size} does not divide among {self.world_size} ranks")
-        if self.order and not self.paths:
-            errors.append(f"order: {self.order} is compared with its datasets; give them as paths")
         errors += [f"paths: {path} is named twice" for path in sorted(set(self.paths)) if self.paths.count(path) > 1]
         try:
             parse_bytes(self.memory)
@@ -104,10 +103,10 @@ class Table:
 
 def explain(config: ExplainConfig) -> None:
     """Print the order, and for datasets the candidates that it was chosen from."""
-    tables = read_tables(config)
     if config.order:
-        print("\n".join([*map(describe, tables), "", *explain_file(config)]))
+        print("\n".join(explain_file(config)))
         return
+    tables = read_tables(config)
     choice = choose(tables, config)
     order = choice.order if choice else order_of(tables, config)
     print("\n".join([*map(describe, tables), "", order.explain(), ""]))
@@ -119,15 +118,17 @@ def explain_file(config: ExplainConfig) -> list[str]:
     """Describe the batches of an order file: their episodes, and whether they are few.
 
     Raises:
-        DatasetError: the file is no order of these datasets.
+        DatasetError: the file is no order, or not one of the datasets that are given.
     """
     from understudy.data.dataset import EpisodeDataset
     from understudy.load.batch_mixing import FEW_EPISODES, measure_mixing
     from understudy.order import Order
 
+    found = Order.from_file(config.order, batch_size=config.batch_size)
     datasets = [EpisodeDataset(path) for path in config.paths]
-    found = Order.from_file(config.order, batch_size=config.batch_size).of_datasets(datasets)
-    mixing = measure_mixing(found, [part.epoch_segments for part in datasets], found.start, spread=True)
+    if datasets:
+        found = found.of_datasets(datasets)
+    mixing = measure_mixing(found, datasets, found.start, spread=True)
     lines = [f"{config.order}: {found.stop - found.start:,} samples", str(mixing)]
     return [*lines, FEW_EPISODES] if mixing.is_poor else lines
 
