@@ -1,16 +1,18 @@
 """Figures of a training step in metrics.jsonl: each loss term, per source and per task mode."""
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from support.killed import world_action_settings
 from support.mixtures import NAMES, mixed, tiny_sources
-from support.runs import final_tensors, series
+from support.runs import final_tensors, series, tiny_config, tiny_dataset
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.policies.common.settings import MODES, TRAINS
@@ -94,6 +96,16 @@ def test_progress_line_has_each_term(sources: tuple[Any, ...], tmp_path: Path, m
     assert run.train(settings(sources, tmp_path / "r", steps=1)) == run.DONE
     (record,) = series(tmp_path / "r")
     assert [f"{term} {entry['loss']:.4f}" in notes[-1] for term, entry in record["terms"].items()] == [True] * 3
+
+
+def test_progress_line_has_the_mean_episodes_of_its_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(Progress, "set_note", lambda _, note: notes.append(note))
+    rare = {"log": {"every": 3}, "val": {"every": 0}, "checkpoint": {"every": 6}}
+    assert run.train(tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "r", steps=6, **rare)) == run.DONE
+    counted = [record["episodes"] for record in series(tmp_path / "r")]
+    shown = [float(re.findall(r", ([\d.]+) episodes in a batch$", note)[0]) for note in notes]
+    assert shown == pytest.approx([np.mean(counted[:3]), np.mean(counted[3:])], rel=1e-3)
 
 
 def test_trackers_get_each_term_of_each_group(whole: Path) -> None:

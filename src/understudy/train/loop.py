@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -217,10 +217,12 @@ class StepRunner:
             TrainingStalled: on all ranks: `max_skipped_steps` consecutive steps changed nothing, or all of the run did.
         """
         with timer("logging"):
-            records = list(self._read_pending())
+            records, note = self._read_pending()
             if self._state.mesh.rank == 0:
-                for record, first in zip(records, self._firsts):
-                    record |= batch_figures(self._loader.order, first)
+                figures = [batch_figures(self._loader.order, first) for first in self._firsts]
+                for record, of_batch in zip(records, figures):
+                    record |= of_batch
+                self._bar.set_note(f"{note}, {np.mean([one['episodes'] for one in figures]):.4g} episodes in a batch")
             self._firsts.clear()
             parts = sum_counts(self._state.mesh, self._parts)
             self._parts.clear()
@@ -258,16 +260,17 @@ class StepRunner:
         self._cuts.summarize()
         self._bar.close(failed=error is not None)
 
-    def _read_pending(self) -> Iterator[dict[str, Any]]:
-        """Read the pending results from the device: one record per step."""
+    def _read_pending(self) -> tuple[list[dict[str, Any]], str]:
+        """Read the pending results from the device: a record of each step, and the progress line's losses."""
         steps, rates, cuts, results = zip(*self._pending)
         self._pending.clear()
         figures, terms, groups = self._read_results(results)
         names = list(self._state.weights)
         means = term_means(names, terms.sum(axis=0)) if len(names) > 1 else {}
         parts = ", ".join(f"{term} {mean['loss']:.4f}" for term, mean in means.items())
-        self._bar.set_note(f"loss {np.mean([loss for loss, *_ in figures]):.4f}" + (f" ({parts})" if parts else ""))
+        note = f"loss {np.mean([loss for loss, *_ in figures]):.4f}" + (f" ({parts})" if parts else "")
         cut = self._cuts.add(list(steps), list(cuts))
+        records = []
         for number, (step, lr, (loss, norm, skip), counts) in enumerate(zip(steps, rates, figures, cut)):
             if skip:
                 self._bar.write(f"step {step}: the gradient is not finite; the weights were not changed")
@@ -276,7 +279,8 @@ class StepRunner:
             for kind, of_kind in groups.items():
                 entries = {name: term_means(names, sums[number]) for name, sums in of_kind.items()}
                 record[f"{kind}s"] = {name: {"terms": means} for name, means in entries.items() if means}
-            yield {**record, "cut": counts} if counts else record
+            records.append({**record, "cut": counts} if counts else record)
+        return records, note
 
     def _read_results(
         self, results: Sequence[StepResult]
