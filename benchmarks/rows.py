@@ -3,11 +3,16 @@
     python benchmarks/rows.py                                   0.27, 2.7 and 18.8 million frames
     python benchmarks/rows.py --millions 0.27 200 --json
     python benchmarks/rows.py --before CHECKOUT                 in turns with another checkout of the project
+    python benchmarks/rows.py --copied --python lerobot=PATH    real files, beside LeRobot's dataset and Lance
 
 The layout is DROID's: episodes of 268 frames, 1000 of them in a data file of two vectors of seven numbers, distinct in
 every file (from --linked million frames on, files are links to 70 distinct ones), three cameras of 224 pixels in H.264
 with a key frame every 30 frames, 33 episodes in a video. Video files are links to one. All settings of the loader are
 its defaults.
+
+With `--copied` each file name has a file of its own (copies, with the columns that LeRobot reads). `--python NAME=PATH`
+adds a rival with its interpreter (lerobot, lance: `rival_loaders.py`), with one worker process per core. Its images are
+uint8, ours too.
 
     first_s             seconds from the program's first line after its imports to the first batch; the columns are not
                         yet decoded ("cold"), or are in the host's cache, out of the page cache where that is allowed
@@ -33,8 +38,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import common
+import loader_rivals
 from support.videos import encode_video
 from understudy.cli.bench.measure import conditions
+from understudy.data.write.dataset_files import tasks_table
 
 LENGTH = 268
 PER_DATA = 1000
@@ -46,7 +53,7 @@ DISTINCT = 70
 MOST_LINKS = 60_000
 
 
-def write(root: Path, frames: int, linked: int) -> None:
+def write(root: Path, frames: int, linked: int, copied: bool = False) -> None:
     """Write a dataset of about so many frames; from `linked` frames on, data files are links to 70 distinct ones."""
     episodes = max(1, round(frames / LENGTH))
     _write_metadata(root, episodes)
@@ -58,7 +65,7 @@ def write(root: Path, frames: int, linked: int) -> None:
         if frames >= linked and file >= DISTINCT and here == PER_DATA:
             os.link(root / f"data/chunk-000/file-{file % DISTINCT:03d}.parquet", path)
         else:
-            pq.write_table(_rows(file, here), path)
+            pq.write_table(_rows(file, here, copied), path)
     video = root / "video.mp4"
     images = np.random.default_rng(0).integers(0, 255, (64, 14, 14, 3), np.uint8).repeat(16, 1).repeat(16, 2)
     moving = (np.roll(images[number % 64], number, 1) for number in range(LENGTH * PER_VIDEO))
@@ -69,11 +76,12 @@ def write(root: Path, frames: int, linked: int) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             if os.stat(video).st_nlink >= MOST_LINKS:
                 os.replace(shutil.copyfile(video, root / "next.mp4"), video)
-            os.link(video, path)
+            place = shutil.copyfile if copied else os.link
+            place(video, path)
 
 
-def _rows(file: int, episodes: int) -> pa.Table:
-    """Rows of a data file. The episodes of links are wrong; so `episode_index` is left out of all files."""
+def _rows(file: int, episodes: int, numbered: bool) -> pa.Table:
+    """Rows of a data file. Only `numbered` ones have `episode_index` and `index`: those of a link would be wrong."""
     draw = np.random.default_rng(file)
     count = episodes * LENGTH
     columns: dict[str, Any] = {}
@@ -84,6 +92,9 @@ def _rows(file: int, episodes: int) -> pa.Table:
     columns["timestamp"] = (frame / FPS).astype(np.float32)
     columns["frame_index"] = frame
     columns["task_index"] = np.zeros(count, np.int64)
+    if numbered:
+        columns["episode_index"] = np.repeat(np.arange(episodes), LENGTH) + file * PER_DATA
+        columns["index"] = np.arange(count) + file * PER_DATA * LENGTH
     return pa.table(columns)
 
 
@@ -91,6 +102,8 @@ def _write_metadata(root: Path, episodes: int) -> None:
     features: dict[str, Any] = {key: {"dtype": "float32", "shape": [7], "names": None} for key in VECTORS}
     for camera in CAMERAS:
         features[camera] = {"dtype": "video", "shape": [224, 224, 3], "names": ["height", "width", "channels"]}
+    for key in ("timestamp", "frame_index", "episode_index", "index", "task_index"):
+        features[key] = {"dtype": "float32" if key == "timestamp" else "int64", "shape": [1], "names": None}
     info = {
         "codebase_version": "v3.0",
         "robot_type": "arm",
@@ -104,20 +117,26 @@ def _write_metadata(root: Path, episodes: int) -> None:
     }
     (root / "meta/episodes/chunk-000").mkdir(parents=True)
     (root / "meta/info.json").write_text(json.dumps(info))
-    pq.write_table(pa.table({"task_index": [0], "task": ["pick"]}), root / "meta/tasks.parquet")
+    (root / "meta/stats.json").write_text("{}")
+    pq.write_table(tasks_table(["pick"]), root / "meta/tasks.parquet")
     ids = np.arange(episodes)
     columns: dict[str, Any] = {
         "episode_index": ids,
         "length": np.full(episodes, LENGTH),
         "dataset_from_index": ids * LENGTH,
+        "dataset_to_index": ids * LENGTH + LENGTH,
         "data/chunk_index": ids // PER_DATA // 1000,
         "data/file_index": ids // PER_DATA % 1000,
+        "meta/episodes/chunk_index": np.zeros(episodes, np.int64),
+        "meta/episodes/file_index": np.zeros(episodes, np.int64),
         "tasks": pa.array([["pick"]] * episodes),
     }
     for camera in CAMERAS:
         columns[f"videos/{camera}/chunk_index"] = ids // PER_VIDEO // 1000
         columns[f"videos/{camera}/file_index"] = ids // PER_VIDEO % 1000
-        columns[f"videos/{camera}/from_timestamp"] = ids % PER_VIDEO * LENGTH / FPS
+        start = ids % PER_VIDEO * LENGTH / FPS
+        columns[f"videos/{camera}/from_timestamp"] = start
+        columns[f"videos/{camera}/to_timestamp"] = start + LENGTH / FPS
     pq.write_table(pa.table(columns), root / "meta/episodes/chunk-000/file-000.parquet")
 
 
@@ -197,6 +216,34 @@ def measure(part: str, tree: str, cache: Path, **setting: Any) -> dict[str, Any]
     return result
 
 
+def rival(name: str, python: str, root: Path, seconds: float) -> dict[str, Any]:
+    """Measure the loader of another library: its figures, or why it has none."""
+    place = root
+    with loader_rivals.Rival(name, python) as process:
+        copy: dict[str, Any] = {}
+        if name == "lance":
+            place = root.parent / "lance"
+            copy = process.ask(convert=str(root), out=str(place))
+        cores = os.cpu_count() or 1
+        found = (
+            copy
+            if "missing" in copy
+            else process.ask(root=str(place), batch=32, chunk=1, workers=cores, seconds=seconds)
+        )
+        peak_mb, version = process.peak_mb, process.version
+    if "missing" in found:
+        return {"version": version, "missing": found["missing"]}
+    return {
+        "version": version,
+        "first_s": found["first_batch_s"],
+        "cpu_ms": found["cpu_seconds"] / found["samples"] * 1e3,
+        "samples_s": found["samples"] / found["seconds"],
+        "peak_mb": peak_mb,
+        "copy_s": copy.get("seconds"),
+        "copy_gb": copy["bytes"] / 1e9 if copy else None,
+    }
+
+
 def main() -> None:
     parser = common.make_parser(__doc__, whole=True)
     parser.add_argument("--millions", type=float, nargs="+", default=[0.27, 2.7, 18.8])
@@ -206,6 +253,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--before", default="", help="another checkout, measured in turns")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="folder for the datasets")
+    parser.add_argument("--copied", action="store_true", help="copies of the video in place of links")
+    parser.add_argument("--python", nargs="+", default=[], help="rivals, NAME=PATH of an interpreter each")
     parser.add_argument("--part", nargs=2, help="of a process")
     options = parser.parse_args()
     if options.part:
@@ -213,11 +262,11 @@ def main() -> None:
         print(json.dumps(part(**json.loads(options.part[1]))))
         return
     trees = {"now": str(Path(__file__).parents[1])} | ({"before": options.before} if options.before else {})
-    rows = []
+    rows: list[dict[str, Any]] = []
     for millions in options.millions:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             root = Path(folder, "set")
-            write(root, round(millions * 1e6), round(options.linked * 1e6))
+            write(root, round(millions * 1e6), round(options.linked * 1e6), options.copied)
             reading = {"root": str(root), "seconds": options.seconds, "warm": options.warm}
             found: dict[str, list[dict[str, Any]]] = {}
             for _ in range(options.rounds):
@@ -231,8 +280,14 @@ def main() -> None:
                     again = measure("read", tree, cache, **reading)
                     found.setdefault(f"{name} cold", []).append(cold)
                     found.setdefault(f"{name} again", []).append(again | decoded)
+            for text in options.python:
+                name, python = text.split("=", 1)
+                own = name if name in loader_rivals.INTERPRETERS else f"{name}-torchcodec"
+                row: dict[str, Any] = {"name": name, "frames": round(millions * 1e6)}
+                rows.append(row | rival(own, python, root, options.seconds))
+                common.say(rows[-1])
             for name, results in found.items():
-                row: dict[str, Any] = {"name": name, "frames": round(millions * 1e6), "rounds": len(results)}
+                row = {"name": name, "frames": round(millions * 1e6), "rounds": len(results)}
                 row["row_gb"] = round(millions * 72e-3, 3)
                 row |= {key: round(median(one[key] for one in results), 3) for key in results[0]}
                 rows.append(row)

@@ -20,7 +20,7 @@ def test_the_synthetic_rows_are_read_right(linked: int, tmp_path: Path, monkeypa
     for episode in (0, 3, 5, 9):
         file, place = divmod(episode, 4)
         source = file % 2 if linked == 0 and file < 2 else file
-        stored = np.stack(rows._rows(source, 4 if file < 2 else 2)["action"].to_numpy())
+        stored = np.stack(rows._rows(source, 4 if file < 2 else 2, False)["action"].to_numpy())
         sample = data.sample(episode, 7)
         assert np.array_equal(sample["action"], stored[20 * place + 7])
         assert sample["observation.images.wrist"].shape == (3, 224, 224)
