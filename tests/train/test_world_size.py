@@ -1,5 +1,6 @@
 """However many processes train, and however the weights are spread over them: the same run, bit for bit."""
 
+import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -26,21 +27,26 @@ from understudy.distributed.mesh import Mesh
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.param_groups import freeze
 from understudy.policies.flow.model import FlowPolicy
+from understudy.records import Batch
 from understudy.train import run
 from understudy.train.micro_batches import MicroBatch
 from understudy.train.optimizer_step import StepResult, optimizer_step
 from understudy.train.precision import make_optimizer, named_tensors
+from understudy.train.state import TrainState
 from understudy.train.validation import validation_loss
 
-STEPS, SHORT = 20, 10
+STEPS, SHORT, WIDE = 20, 10, 3
 
 # -- whole runs -------------------------------------------------------------------------------------------------------
 
 
-def trained(data: Path, out: Path, steps: int, shards: int = 1, micro_batch: int | None = 2) -> None:
-    """A run of `steps` of `STEPS` steps on 1 to 4 processes; the amount computed at a time is the same on all."""
+def trained(data: Path, out: Path, steps: int, shards: int = 1, batch: int = 8, micro_batch: int | None = 2) -> None:
+    """A run of `steps` of `STEPS` steps on 1 to 16 processes; the amount computed at a time is the same on all.
+
+    Each process writes the samples of its steps to OUT-RANK.json: lists of [position, episode, frame].
+    """
     base = tiny_config(
-        data, out, device="cpu", batch_size=8, steps=steps, micro_batch_size=micro_batch, log={"every": 50}
+        data, out, device="cpu", batch_size=batch, steps=steps, micro_batch_size=micro_batch, log={"every": 50}
     )
     config = override(
         base,
@@ -49,43 +55,55 @@ def trained(data: Path, out: Path, steps: int, shards: int = 1, micro_batch: int
         schedule=replace(base.schedule, decay_steps=STEPS),
         parallel=ParallelConfig(timeout=300, dp_shard=shards),
     )
-    before, validation_loss.BATCH = validation_loss.BATCH, 8  # several batches, and not the same number for each rank
-    try:
+    seen, take_step = [], TrainState.train_step
+
+    def record(state: TrainState, batch: Batch, *others: Any) -> StepResult:
+        seen.append(torch.stack([batch[key] for key in ("position", "episode_index", "frame_index")], 1).tolist())
+        return take_step(state, batch, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation_loss, "BATCH", 8)  # several batches, and not the same number for each rank
+        patch.setattr(TrainState, "train_step", record)
         assert run.train(config) == run.DONE
-    finally:
-        validation_loss.BATCH = before
+    Path(f"{out}-{os.environ.get('RANK', 0)}.json").write_text(json.dumps(seen))
 
 
-MESHES = {  # processes, steps, shards
-    "one": (1, STEPS, 1),
-    "two": (2, STEPS, 1),
-    "four": (4, STEPS, 1),
-    "short": (1, SHORT, 1),
-    "fsdp2": (2, SHORT, 2),
-    "fsdp4": (4, SHORT, 4),
-    "hsdp4": (4, SHORT, 2),
+MESHES = {  # processes, steps, shards, samples of a step, and those computed at a time
+    "one": (1, STEPS, 1, 8, 2),
+    "two": (2, STEPS, 1, 8, 2),
+    "four": (4, STEPS, 1, 8, 2),
+    "short": (1, SHORT, 1, 8, 2),
+    "at once": (1, SHORT, 1, 8, None),
+    "fsdp2": (2, SHORT, 2, 8, 2),
+    "fsdp4": (4, SHORT, 4, 8, 2),
+    "hsdp4": (4, SHORT, 2, 8, 2),
+    "wide": (1, WIDE, 1, 16, 1),
+    "hsdp16": (16, WIDE, 4, 16, 1),
 }
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Directory of the run on a mesh of `MESHES`, or of "at-once": trained when a test first asks for it."""
+    """Directory of the run on a mesh of `MESHES`: trained when a test first asks for it."""
     root = tmp_path_factory.mktemp("worlds")
     data = tiny_dataset(root / "dataset")
 
     @cache
     def run_dir(name: str) -> Path:
-        if name == "at-once":
-            trained(data, root / name, SHORT, micro_batch=None)
-            return root / name
-        world, steps, shards = MESHES[name]
+        world, *others = MESHES[name]
         if world == 1:
-            trained(data, root / name, steps)
+            trained(data, root / name, *others)
         else:
-            in_ranks(world, trained, data, root / name, steps, shards)
+            in_ranks(world, trained, data, root / name, *others)
         return root / name
 
     return run_dir
+
+
+def samples_of(root: Path, world: int) -> list[list[list[tuple[int, ...]]]]:
+    """Samples of each step of each process of a run: (position, episode, frame)."""
+    ranks = [json.loads(Path(f"{root}-{rank}.json").read_text()) for rank in range(world)]
+    return [[[tuple(sample) for sample in step] for step in steps] for steps in ranks]
 
 
 @pytest.mark.timeout(900)
@@ -106,9 +124,27 @@ def test_replicas_and_shards_are_the_same_to_the_bit(runs: Callable[[str], Path]
 
 
 @pytest.mark.timeout(900)
+def test_four_replicas_of_four_shards_are_one_process_to_the_bit(runs: Callable[[str], Path]) -> None:
+    """Without a tolerance: gradients are summed in float64 and rounded once, so their sequence does not matter.
+
+    The samples of a step are those of one process, each on one rank.
+    """
+    same_run(runs("wide"), runs("hsdp16"))
+    [alone], ranks = samples_of(runs("wide"), 1), samples_of(runs("hsdp16"), 16)
+    assert len(alone) == WIDE
+    for number, samples in enumerate(alone):
+        steps = [rank[number] for rank in ranks]
+        assert [len(step) for step in steps] == [1] * 16
+        assert sorted(sample for step in steps for sample in step) == sorted(samples)
+        assert [position for position, *_ in sorted(samples)] == list(range(16 * number, 16 * (number + 1)))
+    frames = [frame for samples in alone for _, *frame in samples]
+    assert len({tuple(frame) for frame in frames}) == 16 * WIDE, "all of one epoch"
+
+
+@pytest.mark.timeout(900)
 def test_what_is_computed_at_a_time_does_change_bits(runs: Callable[[str], Path]) -> None:
     """The control: the same batch at once is rounded differently, close at first; training lets it grow from there."""
-    one, other = (series(runs(name)) for name in ("short", "at-once"))
+    one, other = (series(runs(name)) for name in ("short", "at once"))
     assert one != other
     assert [r["loss"] for r in one[:5]] == pytest.approx([r["loss"] for r in other[:5]], rel=1e-5)
 
