@@ -17,7 +17,6 @@ import ray
 import ray.train
 from ray.train.collective import broadcast_from_rank_zero
 from ray.train.torch import TorchConfig, TorchTrainer
-from understudy.train.checkpoint.data_paths import resolve_paths
 
 from understudy.cli.main import read_settings
 from understudy.cli.runs import run_and_report
@@ -28,6 +27,7 @@ from understudy.policies.own_code.trusted import NAMED
 from understudy.policies.own_code.types import GIVEN
 from understudy.progress import show_log
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.paths import resolve_paths
 
 STOPPED, WRONG_INPUT, FAILED = 75, 2, 1
 

@@ -5,43 +5,18 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
+from support.clusters import kubernetes_pod, load, ray_worker, shell_lines, skypilot_host, started
+from support.docs import ROOT
 from understudy.cli.main import read_settings, split_launch
 from understudy.config.train import TrainConfig
 from understudy.distributed.launch import Hosts, read_hosts
 from understudy.distributed.mesh import mesh_shape
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "recipes" / name / "README.md" for name in ("kubernetes", "skypilot", "ray")]
 SETTINGS = ROOT / "recipes/kubernetes/settings.yaml"
-
-
-def load(path: str) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((ROOT / path).read_text())
-    return content
-
-
-def started(script: str, variables: dict[str, str], folder: Path, **places: str) -> tuple[list[str], dict[str, str]]:
-    """Words of the `understudy` that a script ends as, and its environment.
-
-    Args:
-        script: for bash.
-        variables: its environment.
-        folder: an empty folder.
-        places: replaced paths of the container.
-    """
-    program = folder / "bin/understudy"
-    program.parent.mkdir(parents=True)
-    program.write_text('#!/bin/sh\nprintf "%s\\0" "$@"; printf "\\036"; env -0\n')
-    program.chmod(0o755)
-    env = {"PATH": f"{program.parent}:/usr/bin:/bin", **variables}
-    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, cwd=ROOT, check=True)
-    words, _, rest = done.stdout.partition("\036")
-    return words.strip("\0").split("\0"), dict(line.split("=", 1) for line in rest.strip("\0").split("\0"))
 
 
 def check(words: list[str], env: dict[str, str], hosts: Hosts, ranks: int) -> TrainConfig:
@@ -92,16 +67,10 @@ def test_jobset_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
     assert (rule["action"], fail["action"]) == ("FailJob", "FailJobSet")
     assert fail["onJobFailureReasons"] == ["PodFailurePolicy"]
 
-    shell, *command = container["command"]
     mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
-    assert command[1].startswith(mounts["runs"])
-    (tmp_path / "recipe").mkdir()
-    for file in re.findall(r"--from-file=(\S+)", PAGES[0].read_text()):
-        (tmp_path / "recipe" / Path(file).name).write_text((ROOT / file).read_text())
-    (tmp_path / "runs").mkdir()
-    words = [str(tmp_path) + word if word.startswith("/") else word for word in command]
-    variables = {key: value for key, value in env.items() if value is not None} | {"NODE_RANK": "3"}
-    script = shlex.join([shell, *words])
+    assert container["command"][2].startswith(mounts["runs"])
+    [create] = shell_lines(PAGES[0], "kubectl create")
+    script, variables = kubernetes_pod(create, "3", tmp_path)
     hosts = Hosts(4, 3, env["MASTER_ADDR"], int(env["MASTER_PORT"]))
     config = check(*started(script, variables, tmp_path / "first"), hosts, 8)
     assert config.data.root.startswith(mounts["runs"])
@@ -112,8 +81,16 @@ def test_jobset_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
     assert resumed == ["resume", str(run), "--launch", "8"]
     note = (tmp_path / "note").read_text()
     assert str(run) in note
-    assert command[2] in note
+    assert container["command"][3] in note
     assert "--steps 5" in note
+
+
+def test_literal_of_the_config_map_reaches_the_run(tmp_path: Path) -> None:
+    [create], page = shell_lines(PAGES[0], "kubectl create"), PAGES[0].read_text()
+    [literal] = re.findall(r"`(--from-literal=.*?)`", page)
+    script, variables = kubernetes_pod([*create, *shlex.split(literal)], "0", tmp_path)
+    words, env = started(script, variables, tmp_path / "first")
+    assert check(words, env, read_hosts(env), 8).steps == 50000 != load("recipes/kubernetes/settings.yaml")["steps"]
 
 
 def test_job_checks_a_bucket_with_the_cores_of_its_pod() -> None:
@@ -128,8 +105,7 @@ def test_job_checks_a_bucket_with_the_cores_of_its_pod() -> None:
 
 
 def test_jobs_of_ray_divide_tools_on_their_cluster() -> None:
-    lines = [line for line in PAGES[2].read_text().splitlines() if line.startswith("ray job submit")]
-    jobs = [shlex.split(line.partition(" -- understudy ")[2]) for line in lines]
+    jobs = [words[words.index("understudy") + 1 :] for words in shell_lines(PAGES[2], "ray job submit")]
     assert [command for command, *_ in jobs] == ["check", "edit"]
     for command, *words in jobs:
         config = read_settings(command, words)
@@ -144,20 +120,22 @@ def test_skypilot_task_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
     assert task["envs"]["RUN"].startswith(place)
     assert task["resources"]["job_recovery"]["max_restarts_on_errors"] > 0
     gpus = int(task["resources"]["accelerators"].partition(":")[2])
-    nodes = "10.0.0.5\n10.0.0.6"
-    variables = task["envs"] | {
-        "RUN": str(tmp_path / "run"),
-        "OPTIONS": "--steps 50000 --batch-size 64",
-        "SKYPILOT_NUM_NODES": str(task["num_nodes"]),
-        "SKYPILOT_NODE_RANK": "1",
-        "SKYPILOT_NODE_IPS": nodes,
-        "SKYPILOT_NUM_GPUS_PER_NODE": str(gpus),
-    }
-    words, env = started(task["run"], variables, tmp_path / "task")
+    [launch] = shell_lines(PAGES[1], "sky jobs launch")
+    script, variables = skypilot_host(launch, 1)
+    words, env = started(script, variables | {"RUN": str(tmp_path / "run")}, tmp_path / "task")
     config = check(words, env, Hosts(task["num_nodes"], 1, "10.0.0.5", 29500), gpus)
-    assert (config.steps, config.batch_size, config.output_dir) == (50000, 64, str(tmp_path / "run"))
+    assert (config.steps, config.output_dir) == (50000, str(tmp_path / "run"))
+    assert config.steps != load("recipes/kubernetes/settings.yaml")["steps"]
     extras = re.search(r"'\.\[([a-z,]+)\]'", task["setup"])
     assert extras is not None
+
+
+def test_ray_trains_with_the_settings_of_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script of the recipe in a Ray of mocks; `nox -s ray` runs it on a cluster."""
+    [words] = shell_lines(PAGES[2], "python recipes/ray/train.py")
+    config, workers = ray_worker([*words[:2], str(tmp_path / "run"), *words[3:]], monkeypatch)
+    assert (config.steps, config.output_dir, workers) == (50000, str(tmp_path / "run"), (8, 32))
+    assert config.batch_size == load("recipes/kubernetes/settings.yaml")["batch_size"]
 
 
 @pytest.mark.parametrize("script", ["scripts/start-or-resume", "scripts/slurm/train.sbatch"])
