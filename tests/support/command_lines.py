@@ -37,7 +37,7 @@ OTHERS = {
     "--use_fsdp --use_deepspeed --zero_stage --fsdp_sharding_strategy --deepspeed_config_file --dynamo_backend "
     "--gradient_accumulation_steps --gradient_clipping --main_process_ip --main_process_port",
     "deepspeed": "--deepspeed --local_rank",
-    "kubectl": "--from-file --follow --selector",
+    "kubectl": "--from-file --from-literal --follow --selector",
     "sky": "--num-nodes --env",
     "ray": "--address --head",
     "git": "--hook-type --diff-filter --name-only",
