@@ -11,6 +11,11 @@ has the same result on every machine.
                      (LeRobot's episode-pool streaming, in its default sampling by remaining frames)
     episode_stream   every worker of every rank plays its own episodes one after another, in runs
                      (iterable datasets that shuffle episodes and read them in sequence)
+    stored_on_each_rank
+                     all ranks read the same stored frames
+                     (a stream in each rank that knows no rank)
+    shard_buffer     one reader for all ranks walks a few shards of the files into a buffer, and draws from the buffer
+                     (LeRobot's StreamingLeRobotDataset, whose rank 0 reads for all under accelerate)
 """
 
 from collections.abc import Callable, Iterator
@@ -134,6 +139,53 @@ def episode_stream(
                 break
         table[c] = _rows(line, lengths, consumers, c)[:need]
     return _deal(table, batch, ranks, workers, run, "episode_stream")
+
+
+def shard_buffer(lengths: np.ndarray, positions: int, shards: int = 16, buffer: int = 1000, seed: int = 0) -> Read:
+    """Draw a random shard, exchange its next stored frame for a random one of `buffer` frames, and hand that one out.
+
+    The shards are consecutive episodes in equal numbers. The first `buffer` frames fill the buffer and hand out
+    nothing. An exhausted shard begins again at once, with the frames of the next epoch. Only positions below
+    `positions` can be read.
+    """
+    lengths = _check(lengths, "shard_buffer", positions=positions, shards=shards, buffer=buffer)
+    if lengths.size < shards:
+        raise ValueError(f"shard_buffer: {lengths.size} episodes for {shards} shards: need one each")
+    read = buffer + positions  # frames
+    words, others = philox(make_key(seed, "rival buffer"), np.arange(read, dtype=np.uint64), np.zeros(read, np.uint64))
+    shard, place = (words % np.uint64(shards)).astype(np.int64), (others % np.uint64(buffer)).astype(np.int64)
+    place[:buffer] = np.arange(buffer)
+    first = np.cumsum([0, *(part.size for part in np.array_split(lengths, shards))])
+    row = np.empty((read, 3), np.int64)
+    for s in range(shards):
+        here = np.flatnonzero(shard == s)
+        size = lengths[first[s] : first[s + 1]]
+        epoch, offset = np.divmod(np.arange(here.size), int(size.sum()))
+        episode, frame = _find(np.arange(size.size), size, offset)
+        row[here] = np.stack([first[s] + episode, frame, epoch * lengths.size + first[s] + episode], axis=1)
+    by = np.argsort(place, kind="stable")  # the frames that were in each place, one after the other
+    same = place[by][1:] == place[by][:-1]
+    table = np.empty((positions, 3), np.int64)
+    table[by[1:][same] - buffer] = row[by[:-1][same]]
+
+    def reader(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return table[positions, 0], table[positions, 1], table[positions, 2]
+
+    return reader
+
+
+def stored_on_each_rank(lengths: np.ndarray, batch: int, ranks: int) -> Read:
+    """Each rank reads the same `batch / ranks` stored frames of a step, one after another."""
+    lengths = _check(lengths, "stored_on_each_rank", batch=batch, ranks=ranks)
+    per_rank, total = _per_rank("stored_on_each_rank", batch, ranks, 1, lengths), int(lengths.sum())
+
+    def read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        step, offset = np.divmod(np.asarray(positions, np.int64), batch)
+        epoch, q = np.divmod(step * per_rank + offset % per_rank, total)
+        episode, frame = _find(np.arange(lengths.size), lengths, q)
+        return episode, frame, epoch * lengths.size + episode
+
+    return read
 
 
 # ---- shared by them

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 import order_baselines
-from order_baselines import Read, block, episode_lanes, episode_stream, worker_pool
+from order_baselines import (
+    Read,
+    block,
+    episode_lanes,
+    episode_stream,
+    shard_buffer,
+    stored_on_each_rank,
+    worker_pool,
+)
 from support.refusals import refused
 from understudy.cli.data.order import droid_like
 from understudy.order.design_effect import design_effect
@@ -108,11 +116,40 @@ def test_stream_plays_episodes_in_runs() -> None:
         assert (f[:-1][~follows] == LENGTHS[e[:-1][~follows]] - 1).all()
 
 
+def test_shard_buffer_walks_each_shard_in_stored_order_and_mixes_them_in_the_buffer() -> None:
+    stored = [(e, f) for e, n in enumerate(LENGTHS.tolist()) for f in range(n)]
+    number = {sample: i for i, sample in enumerate(stored)}
+    first = np.cumsum([0, *(LENGTHS[i : i + 4].sum() for i in (0, 4, 8))])
+    plain = [number[sample] for sample in all_of(shard_buffer(LENGTHS, 60, shards=3, buffer=1), np.arange(60))]
+    walked = 0
+    for s in range(3):
+        mine = [i for i in plain if first[s] <= i < first[s + 1]]
+        assert mine == list(range(first[s], first[s] + len(mine)))
+        assert len(mine) > 10  # each shard has its turns
+        walked += len(mine)
+    assert walked == 60
+    mixed = all_of(shard_buffer(LENGTHS, 60, shards=3, buffer=20), np.arange(60))
+    assert len(set(mixed)) == 60
+    late = [number[sample] for sample in mixed if sample[0] < 4]
+    assert late != sorted(late)
+    assert max(late) < first[1]
+
+
+def test_all_ranks_read_the_same_stored_frames() -> None:
+    stored = [(e, f) for e, n in enumerate(LENGTHS.tolist()) for f in range(n)]
+    read = stored_on_each_rank(LENGTHS, batch=12, ranks=3)
+    assert all_of(read, np.arange(24)) == [*stored[:4] * 3, *stored[4:8] * 3]
+    assert 32 * 4 - TOTAL == 1
+    assert all_of(read, np.array([32 * 12])) == [stored[1]]  # the next epoch
+
+
 def test_baselines_refuse_impossible_arguments() -> None:
     with refused("worker_pool", 12, "8 x 2", kind=ValueError):
         worker_pool(LENGTHS, batch=16, ranks=8, workers=2, pool=1, positions=64)
     with refused("episode_stream", 10, 4, kind=ValueError):
         episode_stream(LENGTHS, batch=10, ranks=4, workers=1, positions=64)
+    with refused("shard_buffer", 12, 16, kind=ValueError):
+        shard_buffer(LENGTHS, 10)
     with refused("lanes=0", kind=ValueError):
         episode_lanes(LENGTHS, 0)
     with refused("block", "lengths", (2,), kind=ValueError):
