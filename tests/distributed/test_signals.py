@@ -2,16 +2,33 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from support.ranks import in_ranks, outcomes_in_ranks
+from support.runs import tiny_config, tiny_dataset
+from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed import signals
-from understudy.distributed.signals import SIGNALS, Interrupted, Stopped, interrupted_by_signals, stop_signals
+from understudy.distributed.mesh import Mesh, join_mesh
+from understudy.distributed.signals import (
+    SIGNALS,
+    Interrupted,
+    Stopped,
+    ended_in_calls,
+    interrupted_by_signals,
+    stop_signals,
+)
+from understudy.train import run
 
 
 def send(number: signal.Signals) -> None:
@@ -43,6 +60,61 @@ def test_stop_signals_second_request_has_its_default_effect(monkeypatch: pytest.
 
     with pytest.raises(KeyboardInterrupt):
         asked_twice()
+
+
+def waits_alone(code: int | None) -> None:
+    """Join a run whose other process never comes, and get a signal while the first waits for it."""
+    os.environ.update(RANK="0", WORLD_SIZE="2")
+
+    def interrupt() -> None:
+        with socket.socket() as probe:
+            while probe.connect_ex(("127.0.0.1", int(os.environ["MASTER_PORT"]))):
+                time.sleep(0.05)
+        time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300))
+    with stop_signals(at_once=True), join_mesh(config, code):
+        raise AssertionError("there is no other process")
+
+
+@pytest.mark.parametrize("code", [75, None])
+def test_a_signal_ends_a_process_that_waits_for_others(code: int | None) -> None:
+    """It waits inside a call, where no handler runs."""
+    assert outcomes_in_ranks(1, waits_alone, code, timeout=60) == [("died", code or 143)]
+
+
+def test_ended_in_calls_leaves_a_signal_to_its_handler() -> None:
+    with pytest.raises(Interrupted), interrupted_by_signals(), ended_in_calls(0):
+        send(signal.SIGTERM)
+
+
+def leaves_apart(data: Path, out: Path) -> int:
+    """Rank 0 gets a signal while it joins, rank 1 as soon as it has joined."""
+    rank, together, first = int(os.environ["RANK"]), Mesh.together, Mesh.first
+
+    @contextmanager
+    def late(mesh: Mesh) -> Iterator[None]:
+        with together(mesh):
+            yield
+        time.sleep(1.0)
+        send(signal.SIGTERM)
+
+    def signalled(mesh: Mesh, make: Callable[[], Any]) -> Any:
+        send(signal.SIGTERM)
+        return first(mesh, make)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Mesh, *(("together", late) if rank == 0 else ("first", signalled)))
+        return run.train(tiny_config(data, out, device="cpu"))
+
+
+def test_a_rank_that_lost_another_by_the_same_signal_has_stopped(tmp_path: Path) -> None:
+    """It returned 1: a failure, after which a scheduler does not start again."""
+    data = tiny_dataset(tmp_path / "data")
+    assert in_ranks(2, leaves_apart, data, tmp_path / "r") == [75, 75]
+    assert not (tmp_path / "r").exists()
 
 
 class Dropping:

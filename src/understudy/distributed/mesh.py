@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from understudy.devices import describe_unused_cards, missing_cuda, missing_kernels
 from understudy.distributed.keepalive import RankStalled, send_heartbeats, wait_for_rank_0
+from understudy.distributed.signals import ended_in_calls
 from understudy.distributed.torch_release import leave_groups_alive, missing_feature
 from understudy.errors import ConfigError, RankError, is_wrong_input
 
@@ -208,9 +209,15 @@ def end(mesh: Mesh) -> None:
 
 
 @contextmanager
-def join_mesh(config: "TrainConfig") -> Iterator[Mesh]:
-    """Run a block between `begin` and `end`. A collective that fails because of another rank becomes a RankError."""
-    mesh = begin(config)
+def join_mesh(config: "TrainConfig", code: int | None = None) -> Iterator[Mesh]:
+    """Run a block between `begin` and `end`. A collective that fails because of another rank becomes a RankError.
+
+    Args:
+        config: the settings.
+        code: exit code after a signal while the processes wait for each other; None: 128 and the number of the signal.
+    """
+    with ended_in_calls(code):
+        mesh = begin(config)
     try:
         yield mesh
     except BaseException as error:

@@ -6,6 +6,7 @@ Before the first step, while data is opened, there is nothing to save: a single 
 import _thread
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -20,6 +21,8 @@ SAME_REQUEST = 5.0
 """Seconds within which signals are one request. A scheduler signals all processes of a job, so a rank gets a signal
 from the scheduler and another one from its launcher, which forwards it."""
 
+CALL = 1.0
+"""Seconds for which a signal waits for the end of a call of C, in `ended_in_calls`."""
 LONGEST = 30.0
 """Seconds for which a signal inside an import waits for the end of that import."""
 
@@ -33,12 +36,14 @@ class Stop:
 
     Attributes:
         at_once: whether a request raises `Stopped` immediately instead of being noted.
+        begun: whether there is something to save.
         file: a file whose existence is a request, for containers that signals do not reach; None for none.
         noted: whether a signal was received.
     """
 
     file: Path | None = None
     noted = False
+    begun = False
 
     def __init__(self, at_once: bool) -> None:
         self.at_once = at_once
@@ -105,6 +110,41 @@ def ended_by_signals(name: str, code: int | None = None) -> Iterator[None]:
 
     with _handled(_ending(), end):
         yield
+
+
+@contextmanager
+def ended_in_calls(code: int | None = None) -> Iterator[None]:
+    """End the process at a signal within the block, while it waits in a call of C, where Python runs no handler.
+
+    A call that returns within a second leaves the signal to its handler. The block must not fork: a signal to the
+    child would count here. Signals without a handler of Python act as ever.
+
+    Args:
+        code: the exit code; None: 128 and the number of the signal.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    left, (ours, theirs) = threading.Event(), socket.socketpair()
+    theirs.setblocking(False)
+
+    def end() -> None:
+        while numbers := ours.recv(1):
+            if numbers[0] in SIGNALS and not left.wait(CALL):
+                os.write(2, b"understudy: interrupted\n")
+                os._exit(128 + numbers[0] if code is None else code)
+
+    before = signal.set_wakeup_fd(theirs.fileno())
+    thread = threading.Thread(target=end, name="understudy-signals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        signal.set_wakeup_fd(before)
+        theirs.close()
+        thread.join()
+        ours.close()
 
 
 def _ending() -> list[signal.Signals]:

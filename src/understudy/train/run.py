@@ -188,16 +188,19 @@ def open_checkpoint(
 def _start(run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop], int]) -> int:
     """Join the other processes, lock the run's folder and handle stop signals, then do `work`."""
     try:
-        with stop_signals(at_once=True) as stop, join_mesh(config) as mesh, _lock(run, config, mesh):
-            stop.at_once = mesh.world_size == 1  # several processes have to agree
-            if mesh.rank == 0:
-                run.stop.unlink(missing_ok=True)  # an old file would stop the run at once
-                stop.file = run.stop
+        with stop_signals(at_once=True) as stop:
             try:
-                return work(mesh, stop)
+                with join_mesh(config, STOPPED) as mesh, _lock(run, config, mesh):
+                    stop.at_once = mesh.world_size == 1  # several processes have to agree
+                    if mesh.rank == 0:
+                        run.stop.unlink(missing_ok=True)  # an old file would stop the run at once
+                        stop.file = run.stop
+                    return work(mesh, stop)
             except Exception as error:
-                if stop.noted and is_compile_error(error):
-                    raise Stopped("a signal that also reached the compiler") from error
+                has_lost = isinstance(error, RankError) and not stop.begun  # a rank that left at the signal
+                if stop.noted and (has_lost or is_compile_error(error)):
+                    other = "another process" if has_lost else "the compiler"
+                    raise Stopped(f"a signal that also reached {other}") from error
                 raise
     except Stopped as signal:
         command = f"resume {run.root}" if run.config.exists() else f"train --output-dir {run.root} …"
@@ -219,10 +222,10 @@ def _lock(run: RunDir, config: TrainConfig, mesh: Mesh) -> Iterator[None]:
             name = different[0]
             raise ConfigError(f"{name}: rank 0 was started with {settings[0][name]}, rank {rank} with {others[name]}")
     lock, is_new = None, not run.root.exists()
-    with mesh.together():
-        if mesh.rank == 0:
-            lock = run.lock()
     try:
+        with mesh.together():
+            if mesh.rank == 0:
+                lock = run.lock()
         yield
     except BaseException:
         if lock is not None and is_new:
@@ -395,7 +398,7 @@ def _run(
         mesh.first(lambda: truncate_journals(run.root, position))
         with make_loader(config, data, order, mesh, position, state.prepare, journal) as loader:
             saver.prune()
-            stop.at_once = False  # from here on there is something to save
+            stop.at_once, stop.begun = False, True  # from here on there is something to save
             validation = validation.keep_decoded(loader.spare_bytes) if validation else None
             complete = True
             if validation and latest is not None and saved is not None and saved.get(checkpoint.PENDING):
