@@ -87,6 +87,43 @@ def test_cache_one_source_more_reads_that_one(root: Path, tmp_path: Path, reads:
     assert reads == ["d", "e"]
 
 
+def test_small_sources_of_a_mixture_share_files(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same bits as without a cache; a changed source is read again, with few others."""
+    monkeypatch.setattr(summary, "GROUP", 2)
+    roots = [tmp_path / f"s{number}" for number in range(12)]
+    for number, one in enumerate(roots):
+        write_dataset(one, Spec(version="v2.1", lengths=(6, 9 + number), cameras=(), action_dim=3))
+
+    def pooled(cache: Path | None) -> dict[str, Any]:
+        windows = {ACTION: [0, 0.1]}
+        parts = [[EpisodeDataset(one, windows, episodes=[e], keys=[ACTION, STATE]) for e in (0, 1)] for one in roots]
+        members = [Member(part[1], "x", (0,)) for part in parts]
+        return compute_normalization(members, "quantile", 2, cache, [part[0] for part in parts])
+
+    plain = pooled(None)
+    reads.clear()
+    assert pooled(tmp_path / "c") == plain
+    assert len(reads) == 24
+    files = [path for path in kept(tmp_path / "c") if path.suffix != ".lock"]
+    assert 1 < len(files) <= 16
+    assert ".npz" not in {path.suffix for path in files}
+    assert pooled(tmp_path / "c") == plain
+    assert len(reads) == 24
+    data = roots[3] / "data/chunk-000/episode_000001.parquet"
+    table = pq.read_table(data)
+    at = table.schema.get_field_index(ACTION)
+    write_parquet(data, [table.set_column(at, ACTION, table[ACTION].combine_chunks()[::-1])])
+    pooled(tmp_path / "c")
+    assert "s3" in reads[24:]
+    assert len(reads) < 24 + 24
+    shutil.rmtree(roots.pop())
+    before = len(reads)
+    pooled(tmp_path / "c")
+    assert len(reads) - before < 12
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -368,8 +368,8 @@ def test_the_summary_of_a_source_is_read_once_at_the_start(
 ) -> None:
     """The contract needs the actions as recorded, the normalization their differences: one pass has both."""
     read: list[object] = []
-    original = norm_heads.load_or_compute
-    monkeypatch.setattr(norm_heads, "load_or_compute", lambda *args: read.append(args[1]) or original(*args))
+    original = norm_heads.load_or_compute_all
+    monkeypatch.setattr(norm_heads, "load_or_compute_all", lambda *args: read.extend(args[1]) or original(*args))
     words = ["train", "--data.root", str(radians), "--output-dir", str(tmp_path / "r"), "--steps", "1", *SMALL]
     words += ["--data.val-fraction", "0", "--data.delta-action-dims", "0", "1", "--data.cache", str(tmp_path / "c")]
     assert main(words) == 0

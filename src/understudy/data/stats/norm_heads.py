@@ -18,7 +18,6 @@ import logging
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,12 @@ from understudy.data.stats.summary import (
     FIGURES,
     DimensionMode,
     Mode,
+    Request,
     Statistics,
     Summary,
     count_frames,
     count_pairs,
-    load_or_compute,
+    load_or_compute_all,
     offset_and_spread,
     pool,
     quantile_stride,
@@ -253,26 +253,46 @@ def compute_statistics(
         DatasetError: a value is not finite or an outlier (`check_outliers`), sources of one head differ in width or
             `delta`, or a dimension of `delta` is not in both action and state.
     """
-    heads = {head: [m for m in members if m.head == head] for head in sorted({m.head for m in members})}
+    heads: dict[str, list[Member]] = {head: [] for head in sorted({member.head for member in members})}
+    for member in members:
+        heads[member.head].append(member)
     for head, of_head in heads.items():
         for member in of_head:
             _check_member(member)
             _check_pair(head, of_head[0], member)
+    requests = [Request(data, (), chunk, dict.fromkeys((ACTION, STATE), 0)) for data in validation]
+    spans = dict[str, slice]()
+    for head, of_head in heads.items():
+        of_rows = [] if _as_recorded(of_head) else _requests(of_head, chunk)
+        spans[head] = slice(len(requests), len(requests) + len(of_rows))
+        requests += of_rows
     parts = [*validation, *(member.data for member in members if member.recorded is None)]
     with Progress(sum(map(count_frames, parts)), "statistics", "frame") as bar:
-        strides = dict.fromkeys((ACTION, STATE), 0)
-        others = [(data, _summary(data, (), chunk, strides, cache, bar, workers)) for data in validation]
-        pooled = {head: _pool_head(of_head, chunk, cache, bar, workers, absolute) for head, of_head in heads.items()}
+        ahead = bar.n
+
+        def compute(request: Request) -> dict[str, Summary]:
+            return summarize(request.data, request.delta, chunk, request.strides, bar.update, workers)
+
+        def done(request: Request) -> None:
+            """Advance the bar by the frames of a source even if they are not read."""
+            nonlocal ahead
+            ahead += count_frames(request.data)
+            bar.update(max(0, ahead - bar.n))
+
+        summaries = load_or_compute_all(cache, requests, compute, done)
+    others = list(zip(validation, summaries))
+    pooled = {head: _pool_head(of_head, chunk, summaries[spans[head]], absolute) for head, of_head in heads.items()}
     for head, of_head in heads.items():
+        catalogs = {id(member.data.catalog) for member in of_head}
         for key, statistics in pooled[head].items():
             check_outliers(
                 key, statistics, statistics.min, statistics.max, [m.data for m in of_head if m.recorded is None]
             )
             learnt = np.isin(np.arange(len(statistics.mean)), of_head[0].delta if key == ACTION else ())
-            for data, summaries in others:
-                if key in summaries and any(m.data.catalog is data.catalog for m in of_head):
+            for data, of_data in others:
+                if key in of_data and id(data.catalog) in catalogs:
                     # The column itself does not hold the differences.
-                    low, high = (np.where(learnt, np.nan, end) for end in (summaries[key].min, summaries[key].max))
+                    low, high = (np.where(learnt, np.nan, end) for end in (of_data[key].min, of_data[key].max))
                     check_outliers(key, statistics, low, high, [data])
     return pooled
 
@@ -313,20 +333,14 @@ def _check_pair(head: str, first: Member, other: Member) -> None:
             raise DatasetError(problem, fix=f"name the dimension by its number in data.normalize: {key}[{dim}]")
 
 
-def _pool_head(
-    members: Sequence[Member],
-    chunk: int,
-    cache: Path | None,
-    bar: Progress,
-    workers: Workers | None,
-    absolute: dict[str, dict[str, Statistics]] | None,
-) -> dict[str, Statistics]:
-    """Statistics of one head by `ACTION` and `STATE`."""
+def _as_recorded(members: Sequence[Member]) -> bool:
+    """Whether all sources of a head have the same recorded statistics."""
     recorded = [member.recorded for member in members if member.recorded is not None]
-    if len(recorded) == len(members) and all(_same(other_statistics, recorded[0]) for other_statistics in recorded):
-        return {
-            key: recorded[0][key] for key in vector_widths(members[0].data)
-        }  # keeps the quantiles, which pooling would lose
+    return len(recorded) == len(members) and all(_same(other, recorded[0]) for other in recorded)
+
+
+def _requests(members: Sequence[Member], chunk: int) -> list[Request]:
+    """Requests for the summaries of the sources of one head without recorded statistics."""
     reading = [member.data for member in members if member.recorded is None]
     delta, rows = tuple(sorted(set(members[0].delta))), quantile_stride(sum(map(count_frames, reading)))
     strides = {
@@ -334,7 +348,22 @@ def _pool_head(
         STATE: rows,
         DELTA: quantile_stride(sum(count_pairs(data, chunk) for data in reading), chunk),
     }
-    parts = [_summary(data, delta, chunk, strides, cache, bar, workers) for data in reading]
+    return [Request(data, delta, chunk, strides) for data in reading]
+
+
+def _pool_head(
+    members: Sequence[Member],
+    chunk: int,
+    summaries: Sequence[dict[str, Summary]],
+    absolute: dict[str, dict[str, Statistics]] | None,
+) -> dict[str, Statistics]:
+    """Statistics of one head by `ACTION` and `STATE`. summaries: of `_requests`."""
+    recorded = [member.recorded for member in members if member.recorded is not None]
+    if _as_recorded(members):
+        return {
+            key: recorded[0][key] for key in vector_widths(members[0].data)
+        }  # keeps the quantiles, which pooling would lose
+    delta, parts = tuple(sorted(set(members[0].delta))), list(summaries)
     parts += [_summaries_from(m.data, m.recorded, delta, chunk) for m in members if m.recorded is not None]
     pooled = {
         key: pool([part[key] for part in parts])
@@ -349,24 +378,6 @@ def _pool_head(
             figure[list(delta)] = learnt[name]
         pooled[ACTION] = Statistics(action["count"], **figures)
     return pooled
-
-
-def _summary(
-    data: EpisodeDataset,
-    delta: tuple[int, ...],
-    chunk: int,
-    strides: Mapping[str, int],
-    cache: Path | None,
-    bar: Progress,
-    workers: Workers | None,
-) -> dict[str, Summary]:
-    """Summarise one source, and advance the bar by its frames even if they are not read."""
-    begun = bar.n
-    summaries = load_or_compute(
-        cache, data, delta, chunk, strides, partial(summarize, data, delta, chunk, strides, bar.update, workers)
-    )
-    bar.update(begun + count_frames(data) - bar.n)
-    return summaries
 
 
 def _same(a: Mapping[str, Statistics], b: Mapping[str, Statistics]) -> bool:

@@ -14,6 +14,7 @@ only, file by file. Memory of each process holds one file's columns, a block of 
 `load_or_compute` keeps summaries on disk for the next run, under a hash of everything they depend on.
 
     <folder>/statistics/<hash>.npz      the summaries of one source
+    <folder>/statistics/<hash>          those of up to about `GROUP` small sources of a mixture (`mapped_tables.py`)
 
 The hash covers the frames, the keys and how they are learnt, the places of the rows by the metadata, and size and time
 of change (remote: etag or revision) of every data file that was read. A file appears by a rename and holds its own name
@@ -25,6 +26,7 @@ import hashlib
 import json
 import os
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -44,6 +46,7 @@ from understudy.errors import DatasetError
 from understudy.part_files import storable
 from understudy.parts import Lost, Part, Workers, cut_parts
 from understudy.storage.cache_budget import evict_files
+from understudy.storage.mapped_tables import code_version, once_per_host
 
 if TYPE_CHECKING:
     from understudy.data.dataset import EpisodeDataset  # imports torch
@@ -473,6 +476,109 @@ def load_or_compute(
         except OSError as error:
             warnings.warn(f"{path}: cannot be written; the next run computes it again: {error.strerror}", stacklevel=2)
     return summaries
+
+
+GROUP = 64
+"""Small sources of a mixture whose summaries share a file; fewer have a file each."""
+SMALL = 4096
+"""Most rows of a small source, pairs of a window's frames included."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `load_or_compute` of one source."""
+
+    data: "EpisodeDataset"
+    delta: tuple[int, ...]
+    chunk: int
+    strides: Mapping[str, int]
+
+    @property
+    def name(self) -> str:
+        """Hash of everything that the summaries depend on, apart from the strides."""
+        return _hash_inputs(self.data, self.delta, self.chunk)
+
+    @property
+    def rows(self) -> int:
+        """Rows that summaries of a stride of 1 keep of a column."""
+        return count_pairs(self.data, self.chunk) if self.delta else count_frames(self.data)
+
+
+def load_or_compute_all(
+    folder: Path | None,
+    requests: Sequence[Request],
+    compute: Callable[[Request], Summaries],
+    done: Callable[[Request], object],
+) -> list[Summaries]:
+    """Return the summaries of each source, as `load_or_compute` does for one; those of many small sources in groups.
+
+    A group has a file, which a change of any of its sources makes again. The group of a source follows from its place
+    and the number of sources (in powers of two), so other sources come and go without an effect on most groups.
+
+    Args:
+        folder: cache folder; None always computes.
+        requests: the sources.
+        compute: computes the summaries of one.
+        done: called with each source whose summaries are there.
+    """
+    small = [number for number, request in enumerate(requests) if request.rows <= SMALL]
+    grouped: dict[int, list[int]] = {}
+    if folder is not None and len(small) > GROUP:
+        groups = 1 << (len(small) // GROUP).bit_length()
+        for number in small:
+            grouped.setdefault(zlib.crc32(requests[number].data.catalog.root.encode()) % groups, []).append(number)
+    found: dict[int, Summaries] = {}
+    for members in grouped.values():
+        found |= zip(members, _load_or_compute_group(folder, [requests[number] for number in members], compute))
+        for number in members:
+            done(requests[number])
+    for number, request in enumerate(requests):
+        if number not in found:
+            wanted = request.data, request.delta, request.chunk, request.strides
+            found[number] = load_or_compute(folder, *wanted, lambda request=request: compute(request))  # type: ignore[misc]
+            done(request)
+    return [found[number] for number in range(len(requests))]
+
+
+def _load_or_compute_group(
+    folder: Path | None, requests: Sequence[Request], compute: Callable[[Request], Summaries]
+) -> list[Summaries]:
+    names = [request.name for request in requests]
+    strides = [sorted(request.strides.items()) for request in requests]
+    key = hashlib.sha256(json.dumps([code_version(), names, strides]).encode()).hexdigest()
+
+    def make() -> tuple[dict[str, Any], bool]:
+        made = [compute(request) for request in requests]
+        return _packed(made), [request.name for request in requests] == names  # no file changed while it was read
+
+    table = once_per_host(key, make, str(folder), folder="statistics", budget=BUDGET, durable=False)
+    return _unpacked(table)
+
+
+def _packed(several: Sequence[Summaries]) -> dict[str, Any]:
+    """Return the summaries of several sources as few arrays."""
+    columns = [(number, key, column) for number, of in enumerate(several) for key, column in of.items()]
+    figures = [getattr(column, name) for *_, column in columns for name in FIGURES]
+    rows = [np.ascontiguousarray(column.rows) for *_, column in columns]
+    facts = [[n, key, c.count, c.stride, c.rows.dtype.str, *c.rows.shape] for n, key, c in columns]
+    return {
+        "facts": json.dumps(facts),
+        "figures": np.concatenate([np.asarray(figure, np.float64) for figure in figures]),
+        "rows": np.concatenate([of.reshape(-1).view(np.uint8) for of in rows]),
+    }
+
+
+def _unpacked(table: Mapping[str, Any]) -> list[Summaries]:
+    several: list[Summaries] = []
+    figures, rows, f, r = table["figures"], table["rows"], 0, 0
+    for number, key, total, stride, dtype, kept, width in json.loads(table["facts"]):
+        several += [{}] * (number == len(several))
+        mean, std, low, high = figures[f : f + 4 * width].reshape(4, width)
+        size = kept * width * np.dtype(dtype).itemsize
+        values = rows[r : r + size].view(dtype).reshape(kept, width)
+        several[number] = {**several[number], key: Summary(total, mean, std, low, high, values, stride)}
+        f, r = f + 4 * width, r + size
+    return several
 
 
 def _hash_inputs(data: "EpisodeDataset", delta: tuple[int, ...], chunk: int) -> str:
