@@ -159,6 +159,7 @@ def _refusal(cls: type, words: list[str], content: dict[str, Any] | None = None,
 @cache
 def _refusal_once(cls: type, words: tuple[str, ...], settings: str, whole: bool) -> str:
     content = json.loads(settings)
+    words = _without_sources(words)
     try:
         try:
             config = read_flags(cls, words, content)
@@ -169,6 +170,16 @@ def _refusal_once(cls: type, words: tuple[str, ...], settings: str, whole: bool)
     except ConfigError as error:
         return str(error)
     return ""
+
+
+def _without_sources(words: Sequence[str]) -> list[str]:
+    """Words without `--data.sources` and its values, folders that a text only names."""
+    kept = list(words)
+    if "--data.sources" in kept:
+        first = kept.index("--data.sources")
+        ends = [place for place in range(first + 1, len(kept)) if kept[place].startswith("--")]
+        kept[first : ends[0] if ends else len(kept)] = ["--data.root", "x"]
+    return kept
 
 
 def refusal(words: Sequence[str], folder: Path = ROOT, whole: bool = False) -> str:

@@ -15,11 +15,13 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from understudy.config.data import SourceConfig
 from understudy.config.declare import CODE, POSITIONAL
 from understudy.config.files import SUFFIXES
 from understudy.config.foreign import FOREIGN, equivalent
 from understudy.config.help import flag_of, item_class, members, negation_of, takes_many
 from understudy.config.schema import validate, validate_new
+from understudy.config.source_lists import expand_settings
 from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError
 from understudy.policies.own_code.types import is_code, name_by_hand, pin
@@ -38,7 +40,8 @@ class Setting:
         path: Dotted path.
         kind: Type of its values.
         positional: Whether it is an argument without a flag.
-        item: Class of its items, if it is a list of dataclasses, which only a file can set.
+        item: Class of its items, if it is a list of dataclasses, which only a file can set; of `SourceConfig` a flag
+            sets globs and list files.
         is_code: Whether its value names code, which a flag trusts and a file does not.
     """
 
@@ -81,8 +84,8 @@ def read_flags(cls: type, words: Sequence[str], content: Record, where: object =
         ConfigError: lists all errors of the file, or else all of the flags in one line.
     """
     if content and new:
-        validate(cls, content, where)
-    line = _Line(cls, copy.deepcopy(dict(content)))
+        validate(cls, expand_settings(content, where), where)
+    line = _Line(cls, copy.deepcopy(dict(content)), new=new)
     line.read(deque(words))
     check: Any = validate_new if new else validate
     config: Any = None
@@ -121,6 +124,8 @@ class _Line:
     cls: type
     content: dict[str, Any]
     paths: set[str] = field(default_factory=set)
+    new: bool = True
+    """Whether these are settings of a new run."""
     errors: list[str] = field(default_factory=list)
     settings: dict[str, Setting] = field(default_factory=dict)
     typed: bool = True
@@ -155,6 +160,10 @@ class _Line:
                     self.errors.append(self._unknown(flag, list(flags)))
             elif why := refused.get(setting.path):
                 self.errors.append(f"{flag}: has no effect here: {why}")
+            elif setting.item is SourceConfig and values and self.new:
+                self._put(setting, values)
+            elif setting.item is SourceConfig and not self.new:
+                self.errors.append(f"{flag}: a run keeps the sources it was started with; start a new run for others")
             elif setting.item is not None:
                 self.errors.append(f"{flag}: a list, which only a settings file can set")
             else:

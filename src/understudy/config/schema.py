@@ -10,12 +10,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin
 
 from understudy.config.files import read_file
 from understudy.config.foreign import equivalent
 from understudy.config.help import OTHER_TYPE, expected, flag_of, item_class, members, nearest_choice
-from understudy.config.values import Misfit, find_misfits, selected, with_ids
+from understudy.config.source_lists import expand_settings
+from understudy.config.values import Misfit, find_misfits, selected, type_hints, with_ids
 from understudy.credentials import remember_credentials
 from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
@@ -83,10 +84,13 @@ def validate_new(
 ) -> T:
     """`validate` the settings of a new run: missing names take the defaults that its policy brings (`run_defaults`).
 
+    Globs and list files in `data.sources` are expanded (`source_lists.py`).
+
     Raises:
         ConfigError: as in `validate`.
         MissingExtraError: the defaults are those of a package that is not installed.
     """
+    content = expand_settings(content, where)
     config = validate(cls, content, where, fresh, flags=flags)
     for _ in range(2):  # the schedule follows from the steps, which may be brought, too
         if brought := run_defaults(config):
@@ -101,7 +105,7 @@ def run_defaults(config: Any) -> dict[str, Any]:
 
 def _joined(cls: type, brought: Record, content: Record) -> dict[str, Any]:
     """Return `content` with the values of `brought` under the names that it lacks, group by group."""
-    hints, joined = get_type_hints(cls), {**brought, **content}
+    hints, joined = type_hints(cls), {**brought, **content}
     for name in brought.keys() & content.keys():
         if is_dataclass(hints[name]) and isinstance(content[name], Mapping):
             joined[name] = _joined(hints[name], brought[name], content[name])
@@ -168,7 +172,10 @@ def dump_yaml(config: Any) -> str:
     with optional_imports():
         import yaml
 
-    return yaml.safe_dump(plain(config), sort_keys=False)  # ASCII: PyYAML would write U+0085 as a line break
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # of libyaml, where PyYAML was built with it
+    # ASCII: PyYAML would write U+0085 as a line break.
+    text: str = yaml.dump(plain(config), Dumper=dumper, sort_keys=False)
+    return text
 
 
 def plain(config: Any) -> dict[str, Any]:
@@ -265,7 +272,7 @@ def _setting_at(cls: type, content: Any, place: Sequence[Any]) -> tuple[tuple[st
     path, kind = list[str](), cls
     for part in place:
         if isinstance(kind, type) and is_dataclass(kind):
-            kind = get_type_hints(selected(kind, content) or kind).get(part, Any)
+            kind = type_hints(selected(kind, content) or kind).get(part, Any)
         elif isinstance(part, int) and (item := item_class(kind)) is not None:
             kind = item
         else:
@@ -300,7 +307,7 @@ def _of_other_tools(path: str, value: Any) -> list[str]:
 
 def _unknown_names(cls: type, content: Record, prefix: str = "") -> Iterator[str]:
     """One line for each unknown name: pydantic ignores them, and a misspelt setting would silently be its default."""
-    hints = get_type_hints(cls)
+    hints = type_hints(cls)
     field_names = [field.name for field in fields(cls)]
     for name, value in content.items():
         if name not in field_names:

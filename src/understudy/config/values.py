@@ -6,6 +6,7 @@ A boolean is no number, a mask no list of indices, and `0-2` no number -2. Range
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from understudy.config.declare import IDS
@@ -16,6 +17,12 @@ WHOLE = re.compile(r"[+-]?[0-9][0-9_]*(\.0*)?")
 NUMBER = re.compile(r"[+-]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(e[+-]?[0-9]+)?|[+-]?\.?(inf|infinity|nan)", re.I)
 """Texts that are numbers: words of flags, and `1e-3`, which YAML reads as a text."""
 _SHOWN = 12
+
+
+@cache
+def type_hints(cls: Any, include_extras: bool = False) -> dict[str, Any]:
+    """Type of each field of a class, which a list may have thousands of times."""
+    return get_type_hints(cls, include_extras=include_extras)
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ def with_ids(cls: type, content: Mapping[str, Any]) -> tuple[dict[str, Any], lis
 
 
 def _with_ids(cls: Any, content: Mapping[str, Any], path: tuple[str, ...], misfits: list[Misfit]) -> dict[str, Any]:
-    hints = get_type_hints(cls, include_extras=True)
+    hints = type_hints(cls, include_extras=True)
     read = dict(content)
     for name in hints.keys() & content.keys():
         value, below = content[name], (*path, name)
@@ -106,7 +113,7 @@ def find_misfits(cls: Any, content: Any, path: tuple[str, ...] = ()) -> Iterator
     chosen = selected(cls, content)
     if chosen is None or not isinstance(content, Mapping):
         return
-    hints = get_type_hints(chosen)
+    hints = type_hints(chosen)
     for name in (entry.name for entry in fields(chosen)):
         if name in content:
             yield from _inside(hints[name], content[name], (*path, name))
