@@ -229,14 +229,16 @@ class DataConfig(DatasetConfig):
         """Return a unique name for each source: its own, or its folder's with #2, #3 for the next ones."""
         taken = {source.name for source in self.mixed()}
         names: list[str] = []
+        numbers: dict[str, int] = {}
         for source in self.mixed():
             address = split_view(source.root)[0]
             root = strip_credentials(address) if "://" in address else os.path.abspath(address)
             name = folder = source.name or root.rstrip("/").rpartition("/")[2] or root
-            number = 1
+            number = numbers.get(folder, 1)
             while not source.name and name in taken:
                 number += 1
                 name = f"{folder}#{number}"
+            numbers[folder] = number
             taken.add(name)
             names.append(name)
         return tuple(names)
@@ -268,12 +270,14 @@ class DataConfig(DatasetConfig):
         for setting in fields(DatasetConfig):
             if (value := getattr(self, setting.name)) != getattr(plain, setting.name):
                 yield f"{setting.name}: {value}: describes a single dataset; with `sources`, set it in each of them"
+        names: set[str] = set()
         for number, source in enumerate(self.sources):
             yield from (f"sources.{number}.{line}" for line in source.problems())
             if not source.root:
                 yield f"sources.{number}.root: required: the folder of the dataset"
-            if source.name and source.name in (other.name for other in self.sources[:number]):
+            if source.name and source.name in names:
                 yield f"sources.{number}.name: {source.name}: another source has this name; names must be unique"
+            names.add(source.name)
         without = [number for number, source in enumerate(self.sources) if source.weight is None]
         if without and len(without) < len(self.sources):
             yield f"sources.{without[0]}.weight: only some sources have a weight: set it for all of them, or for none"

@@ -78,13 +78,13 @@ def measure_mixing(order: Order, parts: Sequence[EpisodeDataset], position: int,
 
 def _uniform_of_datasets(order: Order, parts: Sequence[EpisodeDataset]) -> float:
     """Expected episodes of a batch whose samples are drawn from each source in its share."""
-    slots = order.spec.schedule[-1].slots
+    last = order.spec.schedule[-1]
     episodes = 0.0
-    for part, count in zip(parts, slots):
+    for part, count in zip(parts, last.slots):
         segments = part.epoch_segments
         place = np.searchsorted(part.episodes, segments[:, 0])
         lengths = np.bincount(place, segments[:, 2] - segments[:, 1])
-        episodes += expected_episodes(lengths, order.batch_size * count / sum(slots))
+        episodes += expected_episodes(lengths, order.batch_size * count / last.total)
     return episodes
 
 

@@ -290,7 +290,8 @@ def _is_cheap(facts: SourceFacts) -> bool:
 def _correlation(spec: Spec, batches: int) -> float:
     """Mean over the sources, by their samples."""
     slots = spec.schedule[-1].slots
-    shares = [count / sum(slots) for count in slots]
+    total = sum(slots)
+    shares = [count / total for count in slots]
     values = [
         lane_correlation(source.frames, source.clip, source.lanes, share * batches * spec.batch)
         for source, share in zip(spec.sources, shares)

@@ -385,7 +385,8 @@ def plan_memory(
         ValueError: not even one batch fits; names the least memory that does.
     """
     low, high = rank_slice(order.batch_size, rank, world_size)
-    sources = tuple(_needs(source, order, d, low, high) for d, source in enumerate(facts))
+    in_rounds: dict[int, np.ndarray] = {}
+    sources = tuple(_needs(source, order, d, low, high, in_rounds) for d, source in enumerate(facts))
     largest = sum(max(source.columns, default=0) for source in facts)
     needs, notes = _RankNeeds(sources, high - low, largest), []
     threads = num_threads if any(source.sample for source in facts) else 1  # Python reads rows one thread at a time
@@ -422,8 +423,8 @@ def plan_memory(
         notes += _source_notes(source, keep, source.policy(level), threads, order.spec.sources[d].name)
     indexes = tuple(0 if keep else source.facts.indexes for source, keep in zip(sources, keeps))
     for_indexes = min(memory // _INDEXES, memory - sum(item.bytes for item in items))
-    if sum(indexes) > for_indexes:
-        indexes = tuple(size * for_indexes // sum(indexes) for size in indexes)
+    if (most := sum(indexes)) > for_indexes:
+        indexes = tuple(size * for_indexes // most for size in indexes)
     if any(indexes):
         items.append(Item("indexes", sum(indexes), "of videos that stay open"))
     with_images = sum(source.has_stored_images for source in facts)
@@ -500,12 +501,14 @@ def _choose_level(needs: _RankNeeds, keeps: Sequence[bool], spare: int, threads:
     return int(fits(1, levels - 1)), levels - 1
 
 
-def _needs(facts: SourceFacts, order: Order, d: int, low: int, high: int) -> _SourceNeeds:
+def _needs(
+    facts: SourceFacts, order: Order, d: int, low: int, high: int, in_rounds: dict[int, np.ndarray]
+) -> _SourceNeeds:
     spec = order.spec.sources[d]
     single = spec.clip == 1 and spec.shuffle
     halo = min(facts.halo, facts.window * spec.clip)
     gop = facts.gop if facts.frame else 1
-    lanes = _lanes_of_rank(order, d, low, high) if spec.shuffle and not single else 0
+    lanes = _lanes_of_rank(order, d, low, high, in_rounds) if spec.shuffle and not single else 0
     together = _samples_in_batch(order, d, high - low)
     return _SourceNeeds(
         facts,
@@ -546,29 +549,34 @@ def rank_policies(
     return tuple(DecodePolicy(run, keep, whole, resized) for run, keep, whole in [*policies, (0, False, False)])
 
 
-def _lanes_of_rank(order: Order, d: int, low: int, high: int) -> int:
-    """Lanes of a source that come up on a rank: its share where each lane keeps to one offset in the batch."""
-    spec, slots = order.spec.sources[d], order.spec.schedule[-1].slots
+def _lanes_of_rank(order: Order, d: int, low: int, high: int, in_rounds: dict[int, np.ndarray]) -> int:
+    """Lanes of a source that come up on a rank: its share where each lane keeps to one offset in the batch.
+
+    `in_rounds` keeps, by the length of a round, the lanes of each source: thousands of sources have few lengths.
+    """
+    spec, last = order.spec.sources[d], order.spec.schedule[-1]
+    slots = last.slots
     if d >= len(slots) or not slots[d]:  # it has left the mixture
         return 0
     if (places := order.lane_slots(d)) is not None:
         offset = places % order.batch_size
         of_rank = np.count_nonzero((offset >= low) & (offset < high))
         return spec.lanes if order.spec.round % order.batch_size else int(of_rank)
-    round_ = -(-spec.lanes * sum(slots) // slots[d])
+    round_ = -(-spec.lanes * last.total // slots[d])
     if round_ % order.batch_size:
         return spec.lanes
-    first = order.spec.schedule[-1].position
-    positions = np.arange(first, first + round_)
-    offset = (positions - first) % order.batch_size
-    source, lane = order.lanes(positions[(offset >= low) & (offset < high)])
-    return len(np.unique(lane[source == d]))
+    if round_ not in in_rounds:
+        positions = np.arange(last.position, last.position + round_)
+        offset = (positions - last.position) % order.batch_size
+        taken = order.lanes(positions[(offset >= low) & (offset < high)])
+        in_rounds[round_] = np.bincount(np.unique(np.stack([*taken]), axis=1)[0], minlength=len(slots))
+    return int(in_rounds[round_][d])
 
 
 def _samples_in_batch(order: Order, d: int, share: int) -> int:
     """Samples of a source in a rank's batch, rounded up."""
-    slots = order.spec.schedule[-1].slots
-    return -(-share * slots[d] // sum(slots)) if d < len(slots) else 0
+    last = order.spec.schedule[-1]
+    return -(-share * last.slots[d] // last.total) if d < len(last.slots) else 0
 
 
 def megabytes(count: int) -> str:

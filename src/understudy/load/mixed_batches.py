@@ -73,11 +73,8 @@ class Mixture:
             ValueError: a dataset differs from the first in a way that no batch can combine; names both and a remedy. It
                 is an `UnlikeSourcesError` where several do.
         """
-        missing = {
-            c: frozenset(s for s, d in enumerate(datasets) if c in d.missing_cameras)
-            for d in datasets
-            for c in d.missing_cameras
-        }
+        cameras = dict.fromkeys(c for d in datasets for c in d.missing_cameras)
+        missing = {c: frozenset(s for s, d in enumerate(datasets) if c in d.missing_cameras) for c in cameras}
         with_rows = [c for c, lack in missing.items() if len(lack) < len(datasets) and not _is_video(c, datasets)]
         black = {c: datasets[min(missing[c])] for c in with_rows}
         weighs_loss = any(d.frame_weights is not None and d.frame_weights.weighs_loss for d in datasets)

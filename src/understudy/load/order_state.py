@@ -54,8 +54,8 @@ def adopt_order(state: Mapping[str, Any], chosen: Order, datasets: Sequence[Fram
 
 
 def _shares(spec: Spec) -> list[float]:
-    slots = spec.schedule[-1].slots
-    return [count / sum(slots) for count in slots]
+    last = spec.schedule[-1]
+    return [count / last.total for count in last.slots]
 
 
 def _read(state: Mapping[str, Any]) -> tuple[Spec, int]:

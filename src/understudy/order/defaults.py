@@ -18,6 +18,7 @@ A loader, which knows its memory and the images, makes more of it: `load/choose_
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
 
 from understudy.order.cost import bearable, clips_cost, lane_correlation, opens_quickly, uniform_cost
@@ -52,6 +53,7 @@ def lane_counts(batch_size: int) -> list[int]:
     return [batch_size * count for count in _BATCHES] + [batch_size // n for n in (2, 4, 8) if batch_size % n == 0]
 
 
+@lru_cache(maxsize=1024)  # of thousands of small sources most are alike
 def choose_clips(
     frames: int, gop: int, reach: tuple[int, int], *, batch_size: int, in_flight: int, lanes: int | None = None
 ) -> ClipChoice:

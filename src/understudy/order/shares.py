@@ -55,15 +55,21 @@ def share_slots(weights: Sequence[float], slots: int) -> tuple[int, ...]:
 
     Ties go to the earlier source. The sums are exact (fractions), so the result is the same on every platform.
     """
-    exact = [Fraction(weight) for weight in weights]
-    common = math.lcm(*(weight.denominator for weight in exact))  # floats: powers of two, so this stays small
-    whole = [weight.numerator * (common // weight.denominator) for weight in exact]
+    whole = _whole_numbers(tuple(weights))
     total = sum(whole)
     counts, remainders = map(list, zip(*(divmod(weight * slots, total) for weight in whole)))
-    by_remainder = sorted(range(len(exact)), key=lambda d: (-remainders[d], d))
+    by_remainder = sorted(range(len(whole)), key=lambda d: (-remainders[d], d))
     for d in by_remainder[: slots - sum(counts)]:
         counts[d] += 1
     return tuple(counts)
+
+
+@lru_cache(maxsize=16)
+def _whole_numbers(weights: tuple[float, ...]) -> list[int]:
+    """Weights as whole numbers in the same ratios."""
+    exact = [Fraction(weight) for weight in weights]
+    common = math.lcm(*(weight.denominator for weight in exact))  # floats: powers of two, so this stays small
+    return [weight.numerator * (common // weight.denominator) for weight in exact]
 
 
 def share_errors(
@@ -74,7 +80,8 @@ def share_errors(
     Returns:
         (source, its share, the share of its weight), the largest error first.
     """
-    shares = [(d, count / sum(slots), weight / sum(weights)) for d, (count, weight) in enumerate(zip(slots, weights))]
+    total, whole = sum(slots), sum(weights)
+    shares = [(d, count / total, weight / whole) for d, (count, weight) in enumerate(zip(slots, weights))]
     off = [(abs(share / target - 1), d, share, target) for d, share, target in shares]
     return [(d, share, target) for error, d, share, target in sorted(off, reverse=True) if error > tolerance]
 

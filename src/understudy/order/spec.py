@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -60,6 +61,11 @@ class Entry:
 
     position: int
     slots: tuple[int, ...]
+
+    @cached_property
+    def total(self) -> int:
+        """Sum of the slots."""
+        return sum(self.slots)
 
 
 @dataclass(frozen=True)

@@ -182,11 +182,15 @@ class RunDir:
             fix = f"did you mean {near}?" if near else f"`understudy train --output-dir {self.root}` starts one"
             raise ConfigError(f"{self.root}: no run here (no config.yaml); {fix}")
         self.read_record()
-        return self.located(read_settings(read_file(self.config), self.config))
+        content = read_file(self.config)
+        return self.located(read_settings(content, self.config), content)
 
-    def located(self, stored: TrainConfig) -> TrainConfig:
-        """Return settings of this run with its present folder, and the present paths of its data."""
-        began = str(read_file(self.config).get("output_dir", ""))
+    def located(self, stored: TrainConfig, content: Mapping[str, Any] | None = None) -> TrainConfig:
+        """Return settings of this run with its present folder, and the present paths of its data.
+
+        `content` is that of config.yaml where the caller has read it.
+        """
+        began = str((read_file(self.config) if content is None else content).get("output_dir", ""))
         return replace(find_moved(stored, self.root, began), output_dir=str(self.root))
 
     def refuse_existing(self) -> None:

@@ -184,6 +184,8 @@ def _sizes(files: Files, paths: Sequence[str]) -> list[str]:
 
 
 def _each(paths: Sequence[str], work: Callable[[str], Any]) -> list[Any]:
+    if len(paths) < 2:  # as of thousands of small sources: a thread costs more
+        return [work(path) for path in paths]
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(work, paths))
 

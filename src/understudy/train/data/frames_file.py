@@ -33,7 +33,7 @@ TRAINING, VALIDATION, WEIGHT, EPISODE, TASK = range(5)
 
 def frames_content(data: RunData, first: int = 0) -> bytes:
     """Return the content of the file for the sources of a run's data from number `first` on."""
-    tables = []
+    tables = _Tables()
     for number, training in enumerate(data.training[first:], first):
         segments = training.segments if training.returns is not None else np.empty((0, 3), np.int64)
         starts, factors = np.sort(segments[:, 0] * EPISODE_STRIDE + segments[:, 1]), np.ones(len(segments))
@@ -60,17 +60,51 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
             tasks = [""] * len(ids)
             if part < EPISODE:
                 tasks = [" | ".join(texts[episodes.tasks_of(row)]) for row in episodes.rows_of(ids).tolist()]
-            columns = dict(zip(("episode", "start", "stop"), np.ascontiguousarray(rows.T)))
-            columns |= {"source": np.full(len(rows), number), "part": np.full(len(rows), part)}
-            columns["weight"] = np.broadcast_to(weight, len(rows)).astype(np.float32)
             texts_of_rows = names if part == TASK else pa.array(tasks, pa.string()).take(pa.array(inverse))
-            columns["task"] = texts_of_rows.dictionary_encode()
-            tables.append(pa.table(columns))
+            tables.add(number, part, rows, np.broadcast_to(weight, len(rows)), texts_of_rows)
     facts = zip(data.of, data.training, data.spans, strict=True)  # updates come last
     digests = {data.names[owner]: lengths_digest(training, last) for owner, training, (_, last) in facts}
     content = io.BytesIO()
-    pq.write_table(pa.concat_tables(tables).replace_schema_metadata(digests), content, compression="zstd")
+    pq.write_table(tables.join().replace_schema_metadata(digests), content, compression="zstd")
     return content.getvalue()
+
+
+class _Tables:
+    """Rows of the file. Those of many small sources are joined before they become a table, which costs more."""
+
+    _ENOUGH = 1 << 16
+
+    def __init__(self) -> None:
+        self._tables: list[pa.Table] = []
+        self._runs: list[tuple[int, int, np.ndarray, np.ndarray, pa.Array]] = []
+        self._rows = 0
+
+    def add(self, source: int, part: int, rows: np.ndarray, weights: np.ndarray, texts: pa.Array) -> None:
+        """Add rows [episode, start, stop) of a part of a source."""
+        if len(rows):
+            self._runs.append((source, part, rows, weights, texts))
+            self._rows += len(rows)
+        if self._rows >= self._ENOUGH:
+            self._close()
+
+    def join(self) -> pa.Table:
+        """Return all rows."""
+        self._close()
+        return pa.concat_tables(self._tables)
+
+    def _close(self) -> None:
+        if not self._runs and self._tables:
+            return
+        sources, parts, several, weights, texts = zip(*self._runs) if self._runs else ((),) * 5
+        counts = [len(rows) for rows in several]
+        rows = np.concatenate([np.empty((0, 3), np.int64), *several])
+        columns: dict[str, Any] = dict(zip(("episode", "start", "stop"), np.ascontiguousarray(rows.T)))
+        columns |= {"source": np.repeat(sources, counts).astype(np.int64)}
+        columns |= {"part": np.repeat(parts, counts).astype(np.int64)}
+        columns["weight"] = np.concatenate([np.empty(0), *weights]).astype(np.float32)
+        columns["task"] = pa.concat_arrays([pa.array([], pa.string()), *texts]).dictionary_encode()
+        self._tables.append(pa.table(columns))
+        self._runs, self._rows = [], 0
 
 
 def _task_runs(catalog: Catalog, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]:
@@ -88,6 +122,8 @@ def _task_runs(catalog: Catalog, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]
         stops = np.append(starts[1:], len(tasks))
         return np.stack([np.full(len(starts), episodes.ids[row]), starts, stops, tasks[starts]], axis=1)
 
+    if not len(rows):
+        return np.empty((0, 3), np.int64), pa.array([], pa.string())
     of_files = np.split(rows, np.flatnonzero(np.diff(episodes.data_file[rows])) + 1)
     with ThreadPoolExecutor(THREADS) as pool:  # a remote file takes several requests
         found = chain(*pool.map(lambda part: [read(row) for row in part.tolist()], of_files))

@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from heapq import nlargest
 from pathlib import Path
 from typing import Any, TypeVar
@@ -97,12 +97,12 @@ class RunData:
     spans: tuple[tuple[int, int], ...] = ()
     """First and last episode id of each source's part of its dataset."""
 
-    @property
+    @cached_property
     def validation(self) -> tuple[EpisodeDataset | None, ...]:
         """None for a source without validation episodes, and for an update."""
         return tuple(part if owner == number else None for number, (owner, part) in enumerate(zip(self.of, self.apart)))
 
-    @property
+    @cached_property
     def sources(self) -> int:
         """Sources that are no updates."""
         return sum(owner == number for number, owner in enumerate(self.of))
@@ -224,13 +224,15 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
         raise (join_errors(wrong, len(names), leave_out) if wrong else error) from None
 
     whole = opened[: len(data.names())]  # updates are parts of these
+    responds = any(source.response for source in configs)
     uses = Counter(place_of(source.catalog) for source in whole if source is not None)
 
     def split(number: int) -> SourceSplit:
         source = opened[number]
         assert source is not None
         shares_dataset = uses[place_of(source.catalog)] > 1
-        return split_source(names[number], source, config, cameras, sizes, entries[number], check_files, shares_dataset)
+        entry = entries[number]
+        return split_source(names[number], source, config, cameras, sizes, entry, check_files, shares_dataset, responds)
 
     splits = [part for part in for_each_source(names, split, wrong) if part is not None]
     _check_states(names, opened, wrong)
@@ -241,12 +243,13 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
     check_disjoint(names, training, apart)
     _check_together(data, names, training, leave_out)
     heads = tuple(sorted(set(head_names := [source.head(names[owner]) for owner, source in zip(of, sources)])))
+    numbers = {head: number for number, head in enumerate(heads)}
     return RunData(
         names=names,
         training=training,
         apart=apart,
         heads=heads,
-        head_of_source=np.array([heads.index(head) for head in head_names], np.int64),
+        head_of_source=np.array([numbers[head] for head in head_names], np.int64),
         weights=_weights(configs, training, of),
         cameras=cameras,
         image_sizes=image_sizes,

@@ -237,6 +237,7 @@ def split_source(
     recorded: Record | None = None,
     check_files: bool = True,
     shares_dataset: bool = False,
+    responds: bool = False,
 ) -> SourceSplit:
     """Split a source into a training and a validation part.
 
@@ -250,6 +251,7 @@ def split_source(
         check_files: whether to look for missing files.
         shares_dataset: whether another source is of the same dataset; its split then depends on ids alone, so that
             both hold out the same episodes.
+        responds: whether any source has a `response`.
 
     Raises:
         DatasetError: images are not RGB, the selection is empty, episodes cannot be split, or files are missing.
@@ -263,7 +265,7 @@ def split_source(
         "keys": [*source.keys, *own_cameras],
         "missing_cameras": {camera: sizes[camera] for camera in cameras if camera not in own_cameras},
         "name": name,
-        "response": settings.response if any(other.response for other in config.data.mixed()) else None,
+        "response": settings.response if responds else None,
     }
     selection = _select(settings)
     usable = EpisodeDataset(catalog, select=selection, **options)
