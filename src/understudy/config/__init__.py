@@ -1,18 +1,19 @@
 """Settings: dataclasses, files and checks. No torch.
 
-files        read a settings file
-schema       check, compare and write settings
-values       values that a conversion would take for something else; ranges of episodes
-declare      bounds and command-line markers of settings
-on_resume    consequence of changing a setting on resume, declared next to it
-help         flags, meanings, placeholders and rules of settings as text
-flags        the command line as a second settings file
-foreign      settings of other trainers, and the equivalent ones
-train        settings of a training run
-data         settings of its data
-lora         settings of low-rank adapters
-rollout      settings of rollouts
-serve        settings of the policy server
-workers      processes of commands whose work is cut into parts
-limits       largest values that one machine may be asked for
+files         read a settings file
+schema        check, compare and write settings
+values        values that a conversion would take for something else; ranges of episodes
+declare       bounds and command-line markers of settings
+on_resume     consequence of changing a setting on resume, declared next to it
+help          flags, meanings, placeholders and rules of settings as text
+flags         the command line as a second settings file
+foreign       settings of other trainers, and the equivalent ones
+train         settings of a training run
+data          settings of its data
+source_lists  globs and list files in place of the list of its sources
+lora          settings of low-rank adapters
+rollout       settings of rollouts
+serve         settings of the policy server
+workers       processes of commands whose work is cut into parts
+limits        largest values that one machine may be asked for
 """
