@@ -3,6 +3,7 @@
 import json
 import pickle
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from support.order_sources import Source, episodes, sources
 from support.refusals import refused
 from understudy.order import Order
-from understudy.order.shared_slots import count_lanes, make_round
+from understudy.order.shared_slots import MOST_OFF, count_lanes, make_round
 from understudy.order.shares import share_slots
 from understudy.order.spec import EXACT_VERSION, UNIT, Spec
 
@@ -125,6 +126,42 @@ def worst(order: Order, count: int) -> float:
         done, share = np.arange(len(at)), part / sum(slots)
         found = max(found, float(np.max(at * share - done, initial=0)), float(np.max(done + 1 - (at + 1) * share)))
     return found
+
+
+@st.composite
+def extreme_weights(draw: st.DrawFn) -> list[float]:
+    """Weights of 2 to 3,000 sources over six decades: of a few large ones, equal ones, or of any."""
+    number = draw(st.integers(2, 40) | st.sampled_from([300, 3000]))
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    spread = draw(st.sampled_from([0.0, 1.0, 6.0]))
+    weights = 10 ** random.uniform(0, spread, number)
+    weights[: draw(st.integers(0, 2))] *= 10 ** draw(st.integers(0, 3))
+    return (weights.clip(weights.sum() / (1 << 19)) / 7.1).tolist()
+
+
+@given(extreme_weights(), st.sampled_from([1, 3, 8, 64, 2048]), st.data())
+@settings(max_examples=60)
+def test_no_count_is_off_by_the_bound(weights: list[float], slots: int, data: st.DataObject) -> None:
+    """Of `MOST_OFF`, which docs/mixtures.md states, after few positions and after 10 to the 13th."""
+    parts = share_slots(weights, slots * UNIT)
+    assert abs(np.array(parts) - np.array(weights) / sum(weights) * slots * UNIT).max() < 1.01
+    round_ = make_round(parts)
+    near = data.draw(st.lists(st.integers(0, 50 * slots * len(weights)), min_size=1, max_size=3))
+    far = data.draw(st.integers(0, 10**13))
+    for position in (*near, far):
+        for d in range(0, len(parts), max(1, len(parts) // 200)):
+            exact = Fraction(position * parts[d], slots * UNIT)
+            assert abs(int(round_.visits(d, position).sum()) - exact) < MOST_OFF
+
+
+def test_the_worst_tree_stays_within_the_bound() -> None:
+    """Members of halves of the rest: the deepest tree, and all visits of its leaves."""
+    rests = [UNIT >> n for n in range(1, 21)]
+    round_ = make_round((*rests, UNIT - sum(rests)))
+    visits = np.arange(200_000)
+    for d, part in enumerate(round_.parts):
+        leaf = np.full(len(visits), round_.leaves_of[d][0])
+        assert abs(round_._count(leaf, visits) - visits * part / UNIT).max() < 2.5
 
 
 @pytest.mark.parametrize("number", [2, 3, 37, 400])

@@ -9,7 +9,22 @@ are its own in every round (placed as in `shares.py`). The remaining parts go in
 other, so that a source has a part of two of them at most (McNaughton's wrap-around rule, 1959). A binary tree over the
 members of a shared slot divides its rounds: of the first x visits of a node, the left child has floor((x a + b/2) / b),
 where its share is a of b. So the visits of a source before a position, and the position of its n-th visit, are nested
-floors, exact for any position. Counts stay within a few samples of the shares forever.
+floors, exact for any position.
+
+After any number of positions the count of a source differs from its parts by less than `MOST_OFF` = 7 samples:
+
+- Whole slots: less than 1, by the placement (`shares.py`).
+- A slot has had less than one visit more or less than its part of the positions. With the parts of a source in shared
+  slots, less than one slot together, that is less than 1 sample.
+- Each of at most two leaves: less than 5/2. A node rounds the visits of both children by 1/2 at most. The error of a
+  node at a leaf is its rounding times (leaf / child). So a leaf of weight t is off by at most 1/2 the sum of t / c over
+  the nodes c from the leaf up to a child of the root. That sum is below 5. For let L be the larger child of a node
+  b, cut as near to halves as possible. Its member m at the cut has m >= 2 L - b. If L > 2 b / 3, then m > L / 2, so the
+  next cut makes m a leaf, and the rest of L is below b / 3. So on the way up nodes grow by 3/2 at each step, or by 3 at
+  two, except that a leaf m may be nearly its parent L, and L nearly its parent b. The terms are at most 1 for the leaf,
+  1 for L, and 1 + 2/3 + 4/9 + ... = 3 from b on.
+
+Parts are those of the weights, rounded to whole ones: by less than one in M * `UNIT`.
 
 The lanes of a source are its slots. Its stream is the sequence of its samples, and epoch e the e-th N of them. In an
 epoch lane l has n_l visits (sum n_l = N). The line of N frames is cut into stretches of these lengths, and each lane
@@ -31,6 +46,9 @@ from understudy.order.lanes import Lanes
 from understudy.order.random import Words
 from understudy.order.shares import group_by, make_period
 from understudy.order.spec import UNIT, Spec
+
+MOST_OFF = 7
+"""Samples by which the count of a source differs from its parts, less than this after any number of positions."""
 
 
 def count_lanes(parts: Sequence[int]) -> tuple[int, ...]:
