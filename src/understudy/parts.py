@@ -3,7 +3,7 @@
 A part is a tuple of items, and its result depends on nothing but them. So results are the same for any number of
 processes, and a part whose process was killed is computed again. With a folder each result is a file of it, named by a
 hash of all that the result depends on: a later call with the same work continues there. A file that is cut or damaged
-does not count (`part_files.py`).
+does not count (`plain_values.py`).
 """
 
 import ctypes
@@ -28,7 +28,7 @@ from typing import Any, Protocol, Self
 from understudy._version import __version__
 from understudy.errors import DatasetError
 from understudy.optional_packages import optional_imports
-from understudy.part_files import is_result, read_result, write_result
+from understudy.plain_values import is_result, read_result, write_result
 from understudy.temporary import fork_server, use_for_sockets
 
 Part = tuple[Any, ...]

@@ -8,7 +8,7 @@ import numpy as np
 
 from understudy.check.findings import Place
 from understudy.data.format.catalog import Catalog
-from understudy.part_files import storable
+from understudy.plain_values import storable
 
 SAMPLE = 1 << 16
 """Rows kept of a dataset for quantiles, evenly spread."""

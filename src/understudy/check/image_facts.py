@@ -18,8 +18,8 @@ from understudy.data.read.image_column import ImageColumns
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames
 from understudy.errors import DatasetError, SourceError
-from understudy.part_files import storable
 from understudy.parts import Lost, Part, Workers, cut_parts
+from understudy.plain_values import storable
 from understudy.video.packets import main_stream
 from understudy.video.reader import open_video
 from understudy.video.shown import Shown

@@ -24,8 +24,8 @@ from understudy.data.read.rows import fill_absent, is_numeric, to_numpy
 from understudy.data.selection import motion
 from understudy.data.selection.motion import Speeds, moves, named_motion, rate_dims
 from understudy.errors import DatasetError, SourceError
-from understudy.part_files import storable
 from understudy.parts import Lost, Part, Workers, cut_parts
+from understudy.plain_values import storable
 
 ACTION, STATE = "action", "observation.state"
 WIDEST = 1024

@@ -28,8 +28,8 @@ from understudy.data.write.dataset_files import VIDEO_PATH, file_path
 from understudy.edit.plan import Bad, Encoding, Piece, Plan, PlanWork, keep_sound, run_plan, write_files
 from understudy.edit.rows import measured_before, step_of
 from understudy.errors import DatasetError
-from understudy.part_files import storable
 from understudy.parts import Part, Workers, cut_parts
+from understudy.plain_values import storable
 from understudy.storage.byte_source import ByteSource, LocalSource
 from understudy.video.color import AreaResize
 from understudy.video.encode import (

@@ -55,8 +55,8 @@ from understudy.edit.plan import Bad, Encoding, Plan, PlanWork, keep_sound, run_
 from understudy.edit.rows import EpisodeRows, RowWriter, SourceRows, group_pieces, row_starts, undeclared_columns
 from understudy.edit.videos import PARTS, CameraStreams, CameraVideos, find_streams, write_videos
 from understudy.errors import DatasetError
-from understudy.part_files import is_result, read_result, write_result
 from understudy.parts import Part, Workers, cut_parts
+from understudy.plain_values import is_result, read_result, write_result
 from understudy.storage.bucket import Bucket
 from understudy.storage.dataset_version import DatasetVersion
 

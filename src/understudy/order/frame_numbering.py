@@ -147,16 +147,16 @@ def at_once(make: Callable[[], Any], *_: Any) -> Any:
 def make_layout(segments: Ints, stretch: int = 0, share: Share = at_once) -> Layout:
     """Layout of `segments` (checked by `check_segments`); `stretch` = S cuts clips at key frames, 0 is plain."""
     frames, rows, rests = share(partial(_make_finders, segments, stretch), segments, stretch)
-    return Layout(segments, frames, stretch, rows, rests)
+    return Layout(segments, frames, stretch, Finder(**rows), Finder(**rests))
 
 
-def _make_finders(segments: Ints, stretch: int) -> tuple[int, Finder, Finder]:
-    """Frames of the layout, and its finders."""
+def _make_finders(segments: Ints, stretch: int) -> tuple[int, dict[str, Any], dict[str, Any]]:
+    """Frames of the layout, and the fields of its finders."""
     starts, stops = segments[:, 1], segments[:, 2]
     ends = stops - starts
     np.cumsum(ends, out=ends)
     if not stretch:
-        return int(ends[-1]), make_finder(ends), make_finder(ends[:0])
+        return int(ends[-1]), vars(make_finder(ends)), vars(make_finder(ends[:0]))
     frames = int(ends[-1])
     # In place, three columns at most: with millions of segments the temporaries would be most of the memory.
     wholes = stops // stretch
@@ -168,7 +168,7 @@ def _make_finders(segments: Ints, stretch: int) -> tuple[int, Finder, Finder]:
     np.multiply(wholes, stretch, out=scratch)
     ends -= scratch
     del scratch
-    return frames, make_finder(wholes), make_finder(ends)
+    return frames, vars(make_finder(wholes)), vars(make_finder(ends))
 
 
 def check_segments(segments: object, name: str) -> tuple[Ints, int]:

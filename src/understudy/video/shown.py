@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from understudy.part_files import storable
+from understudy.plain_values import storable
 
 IDENTITY: tuple[int, ...] = (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
 """The matrix that changes nothing, in the fixed point numbers of ISO/IEC 14496-12 (16.16, in each third place 2.30)."""

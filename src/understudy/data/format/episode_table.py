@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from understudy.data.format.meta_files import fill_template
 from understudy.errors import DatasetError
+from understudy.plain_values import storable
 from understudy.plural import plural
 from understudy.storage import mapped_tables
 from understudy.storage.dataset_root import Files
@@ -34,6 +35,7 @@ _CHUNK = re.compile(r"chunk-\d+")
 _IN_CHUNK = re.compile(r"((?:[^/]*/)*?)chunk-\d+/(.+)")  # a path by its parts before and in its chunk folder
 
 
+@storable
 @dataclass(frozen=True)
 class FileTable:
     """Files of one kind (data, or one camera's videos), named by a template and two integers each.
@@ -85,6 +87,7 @@ class FileTable:
         return path
 
 
+@storable
 @dataclass(frozen=True)
 class Videos:
     """Video files of one camera, and the place of each episode in them.

@@ -29,6 +29,7 @@ from understudy.data.format.pairing import MIXED, PAIRING_FIX, claimed_episode, 
 from understudy.data.read.row_tables import MAPPED_FILES, RowTables
 from understudy.errors import DatasetError, MissingFileError
 from understudy.lru import LRUCache
+from understudy.plain_values import storable
 from understudy.plural import plural
 from understudy.storage.dataset_root import with_location
 
@@ -179,6 +180,7 @@ class ProcessLocal:
             warnings.warn(text, stacklevel=3)
 
 
+@storable
 @dataclass(frozen=True)
 class _Bad:
     """Reason why the rows of an episode are unusable, and the remedy."""
@@ -193,6 +195,7 @@ _LENGTH_FIX = (
 )
 
 
+@storable
 @dataclass(frozen=True)
 class _DataFile:
     """Columns of one data file but frame_index and episode_index, which follow from the place of its episodes."""

@@ -23,6 +23,7 @@ import numpy as np
 
 from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError
+from understudy.plain_values import storable
 
 KeepRanges = str | os.PathLike[str] | Mapping[Any, Any]
 """Frame ranges to keep: a JSON file, or its content, key of an episode -> list of [start, end)."""
@@ -141,6 +142,7 @@ FEW = 3
 """Keys and episodes to show of each kind."""
 
 
+@storable
 @dataclass(frozen=True)
 class KeepReport:
     """Counts with a few examples: keys and episodes of the whole dataset, frames of the requested episodes."""

@@ -24,6 +24,7 @@ from understudy.data.selection.spread import spread_over_tasks
 from understudy.data.selection.where import matching_rows
 from understudy.episode_ids import parse_ids
 from understudy.errors import DatasetError
+from understudy.plain_values import storable
 from understudy.storage.dataset_root import Files
 from understudy.storage.mapped_tables import SharedState, share, share_arrays
 
@@ -302,6 +303,7 @@ def open_episodes(root: str | Catalog, pairing: str | None = None) -> Catalog:
     return replace(catalog, episodes=catalog.episodes.take(rows), view=None)
 
 
+@storable
 @dataclass(frozen=True)
 class SelectedFrames:
     """Selected segments and the bounds of their windows.

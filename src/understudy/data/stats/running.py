@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.part_files import storable
+from understudy.plain_values import storable
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 NAMES = ("min", "max", "mean", "std", "count", *QUANTILES)

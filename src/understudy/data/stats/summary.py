@@ -43,8 +43,8 @@ from understudy.data.format.recorded_stats import aggregate
 from understudy.data.read.rows import Rows
 from understudy.data.stats.running import RowSample, compute_moments
 from understudy.errors import DatasetError
-from understudy.part_files import storable
 from understudy.parts import Lost, Part, Workers, cut_parts
+from understudy.plain_values import storable
 from understudy.storage.cache_budget import evict_files
 from understudy.storage.mapped_tables import code_version, once_per_host
 
