@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from support import mapped_child
+from support.caches import own_cache
 from support.datasets import Spec, edit_json, write_dataset
 from support.refusals import warned
 from understudy.atomic import DRAFT_SUFFIX
@@ -33,10 +34,7 @@ CAMERAS = ("observation.images.top", "observation.images.wrist")
 @pytest.fixture(autouse=True)
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the files; a table of two rows counts as large."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(mapped_tables, "MIN_ROWS", 2)
-    monkeypatch.setattr(mapped_tables, "_LARGE", 0)
-    return tmp_path / "xdg" / "understudy" / "tables"
+    return own_cache(tmp_path, monkeypatch) / "tables"
 
 
 @pytest.fixture

@@ -189,10 +189,11 @@ class DataConfig(DatasetConfig):
     """Number of frames the shuffle may spread over, on all ranks together: more is better shuffled, fewer needs less
     memory. The default is 100,000, or 192 x `batch_size` if that is more."""
     cache: Annotated[str, NO_EFFECT] = ""
-    """Folder on a local disk for data read from URLs, and for decoded images (`loader.decoded_cache`), shared by the
-    processes of the host; the default is the user's cache folder."""
+    """Folder on a local disk for data read from URLs, decoded columns of large datasets, and decoded images
+    (`loader.decoded_cache`), shared by the processes of the host; the default is the user's cache folder."""
     cache_size: Annotated[str, NO_EFFECT] = "64GB"
-    """Largest size of the data read from URLs in that folder, and of the decoded images there."""
+    """Largest size in that folder of each of these three: the data read from URLs, the decoded columns, the decoded
+    images."""
     on_bad_episode: Annotated[Literal["error", "skip"], SKIPPED] = "error"
     """Action for episodes with a data or video file that is missing or a git LFS pointer: `error` lists all of them
     before the first step. `skip` first opens every file (slow). It leaves out these episodes, and those that cannot be

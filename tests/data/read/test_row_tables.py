@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from support.caches import own_cache
 from support.datasets import Spec, edit_json, write_dataset
 from support.mapped_child import maps
 from support.refusals import refused, warned
@@ -30,10 +31,7 @@ WINDOWS = {"action": [-0.1, 0.0, 0.2], "frame_index": [0.0, 0.1], "episode_index
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the mapped files; every data file has one."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(row_tables, "LEAST_DATASET", 0)
-    monkeypatch.setattr(row_tables, "LEAST_FILE", 0)
-    return tmp_path / "xdg" / "understudy" / "rows"
+    return own_cache(tmp_path, monkeypatch) / "rows"
 
 
 @pytest.fixture

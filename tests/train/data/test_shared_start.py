@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.caches import own_cache
 from support.datasets import Spec, edit_json, write_dataset
 from support.runs import tiny_config
 from understudy.config.train import TrainConfig
@@ -26,10 +27,7 @@ LENGTHS = (6, 9, 4, 7, 5, 8)
 @pytest.fixture(autouse=True)
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the files; any table of two rows has one."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(mapped_tables, "MIN_ROWS", 2)
-    monkeypatch.setattr(mapped_tables, "_LARGE", 0)
-    return tmp_path / "xdg" / "understudy" / "tables"
+    return own_cache(tmp_path, monkeypatch) / "tables"
 
 
 @pytest.fixture
