@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,18 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, seconds: float, round
 def child(script: str, part: str, **setting: Any) -> list[str]:
     """Command that runs a part of a benchmark in a process of its own: `arguments.part` is (part, JSON)."""
     return [sys.executable, script, "--part", part, json.dumps(setting)]
+
+
+def anonymous_bytes() -> int:
+    """Resident memory of this process that is of no file."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1024
+
+
+def cpu_seconds() -> float:
+    """CPU time of all threads of this process and of its ended children."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def say(*words: object) -> None:

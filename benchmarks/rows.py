@@ -24,7 +24,6 @@ uint8, ours too.
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import tempfile
@@ -140,16 +139,6 @@ def _write_metadata(root: Path, episodes: int) -> None:
     pq.write_table(pa.table(columns), root / "meta/episodes/chunk-000/file-000.parquet")
 
 
-def _anonymous() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1000
-
-
-def _cpu() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
-
-
 def read(root: str, seconds: float, warm: float) -> dict[str, Any]:
     """Read batches with the defaults of `Loader`: figures of this process."""
     import warnings
@@ -157,7 +146,7 @@ def read(root: str, seconds: float, warm: float) -> dict[str, Any]:
     import understudy as us
 
     warnings.simplefilter("ignore")
-    before = _anonymous()
+    before = common.anonymous_bytes()
     begun = time.perf_counter()
     with us.Loader(root, batch_size=32, seed=0, rank=0, world_size=1) as loader:
         digest = float(next(loader)["action"].double().sum())
@@ -165,12 +154,12 @@ def read(root: str, seconds: float, warm: float) -> dict[str, Any]:
         largest = 0
         while time.perf_counter() - begun < warm:
             next(loader)
-        samples, cpu, started = 0, _cpu(), time.perf_counter()
+        samples, cpu, started = 0, common.cpu_seconds(), time.perf_counter()
         while time.perf_counter() - started < seconds:
             samples += len(next(loader)["index"])
-            largest = max(largest, _anonymous() - before)
+            largest = max(largest, common.anonymous_bytes() - before)
         wall = time.perf_counter() - started
-        used = _cpu() - cpu
+        used = common.cpu_seconds() - cpu
         planned = loader.plan.bytes
     return {
         "first_s": first_s,
@@ -186,13 +175,13 @@ def decode_all(root: str) -> dict[str, Any]:
     """Read a sample of every data file, so that all columns are decoded: seconds."""
     import understudy as us
 
-    begun, cpu = time.perf_counter(), _cpu()
+    begun, cpu = time.perf_counter(), common.cpu_seconds()
     data = us.EpisodeDataset(root, keys=list(VECTORS))
     episodes = np.arange(0, data.num_episodes, PER_DATA)
     data.keep_rows(1 << 30, 0, readers=os.cpu_count() or 1)
     for some in np.array_split(episodes, -(-len(episodes) // 64)):
         data.batch(some, np.zeros_like(some))
-    return {"decode_all_s": time.perf_counter() - begun, "decode_all_cpu_s": _cpu() - cpu}
+    return {"decode_all_s": time.perf_counter() - begun, "decode_all_cpu_s": common.cpu_seconds() - cpu}
 
 
 def _drop(folder: Path) -> None:

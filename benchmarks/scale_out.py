@@ -9,11 +9,26 @@ killed at random until the kills are reached.
 
 The simulation gives parts in order to workers, each part with the CPU time of its rows or images. The driver starts,
 stores and merges one part at a time, with the seconds per part that were measured here.
+
+    python benchmarks/scale_out.py --loaders 256 --batch 8192 --millions 18.8
+
+makes the loaders of so many ranks in turn, each in a process of its own with all defaults, and takes the first batch of
+each. The dataset is that of `rows.py`; a loader before them has decoded its columns for the host.
+
+    exact               the samples of all ranks together are the batch that the order names, each once
+    video_ratio         bytes of videos that all ranks have read when their first batch is there, over those that
+                        decoding its samples needs, from the key frame on; clips serve the next batches, too
+    row_mb              resident pages of the mapped columns of a rank, beside `needed_row_mb` of its samples
+    other_mb            bytes of other files that a rank has read
+    first_s, cpu_s      seconds and CPU seconds from the dataset's path to the first batch
+    anonymous_mb        largest of all ranks, beside the plan of each
 """
 
+import argparse
 import ctypes
 import heapq
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -24,19 +39,29 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import av
 import numpy as np
 
-from common import make_parser
+import rows
+import understudy as us
+from common import anonymous_bytes, cpu_seconds, make_parser
 from understudy.check import row_facts
+from understudy.cli.bench.measure import conditions
 from understudy.data.format.catalog import Catalog
 from understudy.data.write.writer import EpisodeWriter
 from understudy.parts import Part, Workers
+from understudy.storage.byte_source import LocalSource
 
 CAMERAS = ("observation.images.top", "observation.images.wrist")
 CHECK = ("check", "{source}", "--depth", "all", "--json")
+ROW = 2 * 7 * 4 + 4 + 2 * 8
+"""Bytes of the columns of a row in the dataset of `rows.py`."""
 EDIT = ("edit", "{source}", "{out}", "--codec", "libx264", "--gop", "4", "--json")
 
 
@@ -206,6 +231,103 @@ def simulate(episodes: int, workers: int, per_frame: float, frames_of_part: int,
     return {"parts": parts, "hours": round(total / 3600, 3), "busy": round(share, 3)}
 
 
+def load_first_batch(root: Path, batch: int, rank: int, world: int) -> dict[str, Any]:
+    """Make the loader of a rank with all defaults and take its first batch: figures of this process.
+
+    `read` has the bytes that were read from files of each kind until then, read-ahead included, `samples` (episode,
+    frame) of each sample.
+    """
+    read, fill = Counter[str](), LocalSource.fill
+
+    def count(source: LocalSource, offset: int, memory: memoryview) -> None:
+        read[Path(source.where).suffix] += len(memory)
+        fill(source, offset, memory)
+
+    anonymous, cpu, begun = anonymous_bytes(), cpu_seconds(), time.perf_counter()
+    place = {"rank": rank, "world_size": world}
+    with mock.patch.object(LocalSource, "fill", count), us.Loader(root, batch_size=batch, seed=0, **place) as loader:
+        first = next(loader)
+        facts = {"first_s": time.perf_counter() - begun, "cpu_s": cpu_seconds() - cpu, "read": dict(read)}
+        facts |= {"anonymous": anonymous_bytes() - anonymous, "planned": loader.plan.bytes, "mapped": mapped_bytes()}
+    numbers = [first[key].tolist() for key in ("episode_index", "frame_index")]
+    return facts | {"samples": list(zip(*numbers))}
+
+
+def named_batch(root: Path, batch: int, world: int) -> list[tuple[int, int]]:
+    """Episode and frame of each sample of the first batch, by the order of the loaders."""
+    with us.Loader(root, batch_size=batch, seed=0, rank=0, world_size=world) as loader:
+        _, episode, frame = loader.order.locate(np.arange(batch))
+    return list(zip(episode.tolist(), frame.tolist()))
+
+
+def decoded_bytes(root: Path, samples: Sequence[tuple[int, int]]) -> int:
+    """Bytes of the packets that decoding these samples needs: for each camera, from the key frame to the sample."""
+    with av.open(str(root / "video.mp4")) as video:
+        packets = [packet for packet in video.demux(video=0) if packet.size]
+    ends = np.cumsum([packet.size for packet in packets])
+    keys = np.maximum.accumulate([number if packet.is_keyframe else 0 for number, packet in enumerate(packets)])
+    begins = np.concatenate([[0], ends[:-1]])[keys]
+    episode, frame = np.array(samples).T
+    place = episode % rows.PER_VIDEO * rows.LENGTH + frame
+    return int((ends[place] - begins[place]).sum()) * len(rows.CAMERAS)
+
+
+def mapped_bytes() -> int:
+    """Resident bytes of the columns that this process maps."""
+    total, is_counted = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            is_counted = "/understudy/rows/" in line
+        elif is_counted and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def load_in_turn(root: Path, batch: int, world: int) -> dict[str, Any]:
+    """Take the first batch of each rank, in processes that follow each other."""
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        named = pool.apply(named_batch, (root, batch, world))
+        before = pool.apply(load_first_batch, (root, batch, 0, world))
+        ranks = [pool.apply(load_first_batch, (root, batch, rank, world)) for rank in range(world)]
+    needed, row = decoded_bytes(root, named) / world, batch // world * ROW
+    video = np.array([one["read"].get(".mp4", 0) for one in ranks])
+    others = np.array([sum(one["read"].values()) for one in ranks]) - video
+    found = {key: np.array([one[key] for one in ranks]) for key in ("first_s", "cpu_s", "anonymous", "mapped")}
+    return {
+        "exact": Counter(sample for one in ranks for sample in one["samples"]) == Counter(named),
+        "distinct": len(set(named)),
+        "episodes": len({episode for episode, _ in named}),
+        "needed_video_mb": needed / 1e6,
+        "video_mb": spread(video / 1e6),
+        "video_ratio": float(video.mean() / needed),
+        "needed_row_mb": row / 1e6,
+        "row_mb": spread(found["mapped"] / 1e6),
+        "other_mb": spread(others / 1e6),
+        "first_of_the_host_s": before["first_s"],
+        "first_s": spread(found["first_s"]),
+        "cpu_s": spread(found["cpu_s"]),
+        "anonymous_mb": spread(found["anonymous"] / 1e6),
+        "planned_mb": ranks[0]["planned"] / 1e6,
+    }
+
+
+def spread(values: np.ndarray) -> dict[str, float]:
+    """Median and largest of a figure of each rank."""
+    return {"median": float(np.median(values)), "most": float(values.max())}
+
+
+def measure_loaders(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Write the dataset, and measure the loaders with a cache of their own."""
+    folder = Path(options.folder) if options.folder else folder
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    root = folder / "rows"
+    if not root.exists():
+        rows.write(root, round(options.millions * 1e6), 10**9)
+    size = sum(path.stat().st_size for path in (root / "data").rglob("*.parquet"))
+    facts = {"million_frames": options.millions, "row_files_mb": size / 1e6, "conditions": conditions()}
+    return facts | load_in_turn(root, options.batch, options.loaders)
+
+
 def main() -> int:
     """Measure, kill, simulate and print."""
     parser = make_parser(__doc__)
@@ -214,10 +336,18 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--loaders", type=int, default=0, help="measure the loaders of so many ranks alone")
+    parser.add_argument("--batch", type=int, default=8192, help="samples of a step of all these ranks")
+    parser.add_argument("--millions", type=float, default=18.8, help="frames of their dataset")
+    parser.add_argument("--folder", default="", help="folder that keeps their dataset; a later run reads it")
     options = parser.parse_args()
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: fork servers outlive their command for a moment
     folder = Path(tempfile.mkdtemp(prefix="understudy-scale-"))
     try:
+        if options.loaders:
+            found = measure_loaders(options, folder)
+            print(json.dumps(found) if options.json else json.dumps(found, indent=1))
+            return 0 if found["exact"] else 1
         source = folder / "source"
         record(source, options.episodes, options.frames)
         facts = compare(source, folder, options.rounds)
