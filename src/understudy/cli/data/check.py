@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from understudy.atomic import refuse_existing, write_text
 from understudy.config.declare import Ge, Interval, Positional
+from understudy.config.source_lists import is_several, list_sources
 from understudy.config.workers import WorkersConfig
 from understudy.errors import ConfigError
 
@@ -24,7 +25,8 @@ class CheckConfig(WorkersConfig):
     """Examine a dataset: exit code 0 without errors, 1 with errors, 2 where there is no dataset to check."""
 
     path: Positional[str] = ""
-    """Folder (or URL) of a LeRobot dataset."""
+    """Folder (or URL) of a LeRobot dataset; or, for one summary of many, a glob in quotes (`'data/*/'`) or a list file
+    in CSV, as in `data.sources` of a training."""
     depth: Literal["metadata", "rows", "sample", "all"] = "sample"
     """Files to read: those of meta/; also all rows; also videos and images, a sample spread over the episodes, or all
     of them."""
@@ -66,6 +68,10 @@ class CheckConfig(WorkersConfig):
         problems = [] if self.path else ["path: required, the folder or URL of a dataset: understudy check PATH"]
         if not self.keep_ranges and (self.chunk_size, self.keep_rule) != (1, "start"):
             problems.append("keep_ranges: --chunk-size and --keep-rule need the file of ranges: --keep-ranges FILE")
+        if is_several(self.path):
+            for name in ("skip_bad", "page", "keep_ranges", "work"):
+                if getattr(self, name, ""):
+                    problems.append(f"{name}: {getattr(self, name)}: is of one dataset, not of {self.path}")
         return problems + self.worker_problems()
 
 
@@ -76,6 +82,8 @@ def check(config: CheckConfig) -> int:
     from understudy.data.format.catalog import Catalog
     from understudy.data.selection.select import Selection
 
+    if is_several(config.path):
+        return _check_several(config)
     if config.skip_bad:
         _refuse_other_files(Path(config.skip_bad))
         refuse_existing(config.skip_bad, "skip_bad", config.overwrite)
@@ -105,6 +113,19 @@ def check(config: CheckConfig) -> int:
         write_page(Path(config.page), check_page(report, config.shown), is_new=not config.overwrite)
     print(json.dumps(report.to_json(), ensure_ascii=False) if config.json else format_report(report, config.limit))
     return 0 if report.is_sound else FOUND
+
+
+def _check_several(config: CheckConfig) -> int:
+    """Print the summary of the datasets of a glob or a list file; return 1 if one of them has an error."""
+    from understudy.cli.data.check_several import check_several, format_several
+
+    shared = {name: getattr(config, name) for name in ("action", "state", *LAYOUT) if getattr(config, name)}
+    sources = [shared | source for source in list_sources(config.path)]
+    with config.open_workers(0) as workers:
+        report = check_several(sources, config.depth, show_progress=not config.json, workers=workers)
+    text = json.dumps(report.to_json(), ensure_ascii=False) if config.json else ""
+    print(text or format_several(report, config.path, config.limit))
+    return FOUND if report.wrong else 0
 
 
 def _refuse_other_files(path: Path) -> None:
