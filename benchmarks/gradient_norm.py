@@ -20,11 +20,12 @@ episodes spread like DROID's. The network is a small `flow`, trained as `underst
 the end of a course of so many steps, or a step in a longer course, whose learning rate has not decayed yet.
 
     norm      median of the gradient norm over the batches of all seeds, and their 5th and 95th percentile
-    ratio     of the norm to that of `uniform`: of the medians, and the least and largest of a seed
+    ratio     of the norm to that of `uniform`: of the medians, with the least and largest of a seed; `rms` of the root
+              mean squares, which rare large norms raise
     deff      variance of the mean gradient of a batch over that of independent samples. `model` is that of
               `understudy order explain`, `fitted` has the correlations of gradients of single samples, and `measured`
               is the mean square of the norms, without that of the mean gradient over all data
-    expected  the ratio that follows from a `model` or `fitted` deff and the norm of the mean gradient
+    expected  the `rms` that follows from a `model` or `fitted` deff and the norm of the mean gradient
 """
 
 import argparse
@@ -73,13 +74,13 @@ OFFSETS = np.array([0, 0, 1, 2, 4, 8, 16, 32, 64, 128])
 """Frames of an episode whose gradients are compared; the first one with two draws of noise."""
 SAME, STORED = "stored, same noise", "stored"
 MARKS = {
-    STORED: ("#c44e52", "o", 0.0),
-    "shard buffer": ("#dd8452", "s", -0.06),
-    "episode stream": ("#8172b3", "^", -0.03),
-    "clips": ("#4c72b0", "D", 0.0),
-    "uniform": ("#55a868", "v", 0.05),
+    "uniform": ("uniform", "#55a868", "v", 0.06),
+    "clips": ("clips (ours)", "#4c72b0", "D", 0.0),
+    "episode stream": ("episode stream", "#8172b3", "^", -0.04),
+    "shard buffer": ("shard buffer", "#dd8452", "s", -0.09),
+    STORED: ("stored, the same\non all ranks", "#c44e52", "o", 0.0),
 }
-"""Color, marker and shift of each drawn order."""
+"""Label, color, marker and shift of each drawn order."""
 
 
 def record(speeds: np.ndarray, first: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -347,13 +348,14 @@ def summarize(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         age["orders"] = {}
         for order, norms in middle.items():
             figures = [one["orders"][order] for one in of_seeds]
-            every = np.concatenate([one["norms"] for one in figures])
-            ratios = [norm / base for norm, base in zip(norms, middle["uniform"], strict=True)]
+            every, base = (_all(of_seeds, name) for name in (order, "uniform"))
+            ratios = [norm / least for norm, least in zip(norms, middle["uniform"], strict=True)]
             age["orders"][order] = {
                 "norm": float(np.median(every)),
                 "interval": np.percentile(every, [5, 95]).tolist(),
-                "ratio": float(np.median(every)) / float(np.median(_all(of_seeds, "uniform"))),
+                "ratio": float(np.median(every) / np.median(base)),
                 "ratio_seeds": [min(ratios), max(ratios)],
+                "rms": float(np.sqrt(np.square(every).mean() / np.square(base).mean())),
                 "episodes": median(one["episodes"] for one in figures),
                 "deff": _medians([one["deff"] for one in figures]),
                 "expected": _medians([one["expected"] for one in figures]),
@@ -377,25 +379,28 @@ def draw(ages: Sequence[dict[str, Any]], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     ends = [age for age in ages if age["trained"] == age["course"]]
     figure, axes = pyplot.subplots(figsize=(6, 5), layout="constrained")
-    for order, (color, marker, shift) in MARKS.items():
+    floor = 0.0
+    for order, (name, color, marker, shift) in MARKS.items():
         rows = [age["orders"][order] for age in ends]
         norms, places = np.array([row["norm"] for row in rows]), np.arange(len(ends)) + shift
         low, high = np.array([row["interval"] for row in rows]).T
-        axes.errorbar(places, norms, [norms - low, high - norms], color=color, marker=marker, capsize=3, label=order)
-        axes.annotate(
-            f"{rows[-1]['ratio']:.1f}×", (places[-1], norms[-1]), (9, 0), textcoords="offset points",
-            color=color, va="center", fontsize=12,
-        )  # fmt: skip
+        axes.errorbar(places, norms, [norms - low, high - norms], color=color, marker=marker, capsize=3)
+        floor = max(floor * 1.27, float(norms[-1]))  # labels must not overlap
+        text = f"{name}: {rows[-1]['ratio']:.1f}×"
+        axes.annotate(text, (len(ends) - 0.8, floor), color=color, va="center", fontsize=13, annotation_clip=False)
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
+    axes.set_xlim(-0.3, len(ends) + 0.9)
     axes.set_xticks(range(len(ends)), [f"{age['course']:,}" for age in ends])
-    axes.set_xlabel("steps trained", fontsize=13)
-    axes.set_title("Gradient norm of a batch at the same weights", fontsize=14)
-    axes.tick_params(labelsize=12)
-    axes.legend(fontsize=12, frameon=False)
+    axes.set_xlabel("steps trained", fontsize=13, x=0.35)
+    axes.set_title("Gradient norm of a batch, by its order", fontsize=14)
+    axes.tick_params(labelsize=13)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
@@ -409,7 +414,7 @@ def name_of(age: Mapping[str, Any]) -> str:
 
 def render(ages: Sequence[dict[str, Any]]) -> str:
     """Render the table: a block per age, a row per order."""
-    head = f"{'':20}{'norm':>8}{'5 to 95 %':>16}{'ratio':>8}{'of seeds':>14}{'episodes':>10}"
+    head = f"{'':20}{'norm':>8}{'5 to 95 %':>17}{'ratio':>8}{'of seeds':>16}{'rms':>8}{'episodes':>10}"
     head += f"{'deff model':>13}{'fitted':>9}{'measured':>10}{'expected model':>16}{'fitted':>8}"
     lines = [head]
     for age in ages:
@@ -418,8 +423,8 @@ def render(ages: Sequence[dict[str, Any]]) -> str:
         for order, row in age["orders"].items():
             (low, high), (least, most), deff = row["interval"], row["ratio_seeds"], row["deff"]
             cells = (
-                f"{order:20}{row['norm']:8.3f}{f'{low:.3f} to {high:.3f}':>16}{row['ratio']:8.2f}",
-                f"{f'{least:.2f} to {most:.2f}':>14}{row['episodes']:10,.0f}{deff['model']:13,.1f}",
+                f"{order:20}{row['norm']:8.3f}{f'{low:.3f} to {high:.3f}':>17}{row['ratio']:8.2f}",
+                f"{f'{least:.2f} to {most:.2f}':>16}{row['rms']:8.2f}{row['episodes']:10,.0f}{deff['model']:13,.1f}",
                 f"{deff['fitted']:9,.1f}{deff['measured']:10,.1f}",
                 f"{row['expected']['model']:16.2f}{row['expected']['fitted']:8.2f}",
             )
