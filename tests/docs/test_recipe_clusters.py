@@ -70,7 +70,7 @@ def test_jobset_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
     mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
     assert container["command"][2].startswith(mounts["runs"])
     [create] = shell_lines(PAGES[0], "kubectl create")
-    script, variables = kubernetes_pod(create, "3", tmp_path)
+    script, variables = kubernetes_pod(create, 3, tmp_path)
     hosts = Hosts(4, 3, env["MASTER_ADDR"], int(env["MASTER_PORT"]))
     config = check(*started(script, variables, tmp_path / "first"), hosts, 8)
     assert config.data.root.startswith(mounts["runs"])
@@ -88,7 +88,7 @@ def test_jobset_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
 def test_literal_of_the_config_map_reaches_the_run(tmp_path: Path) -> None:
     [create], page = shell_lines(PAGES[0], "kubectl create"), PAGES[0].read_text()
     [literal] = re.findall(r"`(--from-literal=.*?)`", page)
-    script, variables = kubernetes_pod([*create, *shlex.split(literal)], "0", tmp_path)
+    script, variables = kubernetes_pod([*create, *shlex.split(literal)], 0, tmp_path)
     words, env = started(script, variables, tmp_path / "first")
     assert check(words, env, read_hosts(env), 8).steps == 50000 != load("recipes/kubernetes/settings.yaml")["steps"]
 
@@ -121,10 +121,10 @@ def test_skypilot_task_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
     assert task["resources"]["job_recovery"]["max_restarts_on_errors"] > 0
     gpus = int(task["resources"]["accelerators"].partition(":")[2])
     [launch] = shell_lines(PAGES[1], "sky jobs launch")
-    script, variables = skypilot_host(launch, 1)
-    words, env = started(script, variables | {"RUN": str(tmp_path / "run")}, tmp_path / "task")
+    script, variables = skypilot_host(launch, 1, tmp_path)
+    words, env = started(script, variables, tmp_path / "task")
     config = check(words, env, Hosts(task["num_nodes"], 1, "10.0.0.5", 29500), gpus)
-    assert (config.steps, config.output_dir) == (50000, str(tmp_path / "run"))
+    assert (config.steps, config.output_dir) == (50000, f"{tmp_path}{task['envs']['RUN']}")
     assert config.steps != load("recipes/kubernetes/settings.yaml")["steps"]
     extras = re.search(r"'\.\[([a-z,]+)\]'", task["setup"])
     assert extras is not None

@@ -24,6 +24,7 @@ pytest.importorskip("huggingface_hub", reason="needs the extra hub")
 
 from huggingface_hub import constants
 
+from support.clusters import kubernetes_pod, ray_worker, skypilot_host, started
 from support.docs import ROOT, code, expand, settings_of
 from support.droid import CAMERAS, LENGTHS, episode_path, range_key, write_droid, write_ranges
 from support.hub import REPO, HubServer
@@ -81,6 +82,8 @@ def test_recipe_runs_word_for_word(
                 serve_and_act(words, variables["PORT"])
             elif words[0] == "understudy":
                 assert main.main(words[1:]) == 0, words
+            elif words[0] in CLUSTERS:
+                continue  # test_pasted_lines_train_at_the_rate_of_their_table
             elif words[0] == "sbatch":
                 assert settings_of(words) == settings_of(next(w for w in commands if w[0] == "torchrun"))
             else:
@@ -166,6 +169,7 @@ def settings(words: str) -> TrainConfig:
     return settings_of(next(words for words in commands_of(variables) if words[0] == "torchrun"))
 
 
+CLUSTERS = ("python", "sky", "kubectl")
 PRINTER = """#!/usr/bin/env bash
 printf '%s\\n' "$(basename "$0")" "$@" >> "$LOG"
 printf '%s\\0' >> "$LOG"
@@ -180,32 +184,50 @@ SLURM_NODEID=0 exec "$@"
 """
 
 
-def test_pasted_lines_train_at_the_rate_of_their_table(tmp_path: Path) -> None:
+def test_pasted_lines_train_at_the_rate_of_their_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks and the line for 8,192 samples as a person pastes them; programs print the arguments that arrive."""
     programs, log = tmp_path / "bin", tmp_path / "log"
     programs.mkdir()
     scripts = {"torchrun": PRINTER, "understudy": PRINTER, "sbatch": QUEUE, "srun": SRUN, "scontrol": PRINTER}
-    for name, text in scripts.items():
+    for name, text in {**scripts, **dict.fromkeys(CLUSTERS, PRINTER)}.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     blocks = code(PAGE, "sh")
     [variables] = [block for block in blocks if "export CONFIG=" in block]
-    launches = [block for block in blocks if block.startswith(("torchrun", "sbatch"))]
-    assert len(launches) == 2
+    launches = [block for block in blocks if block.startswith(("torchrun", "sbatch", "SETTINGS="))]
+    assert len(launches) == 3
     [line] = re.findall(r"^    (STEPS=\d+ BATCH=8192 .*)$", PAGE, flags=re.MULTILINE)
     environment = {"PATH": f"{programs}:/usr/bin:/bin", "LOG": str(log), "HOME": str(tmp_path)}
+    environment |= {"DATA": "/runs/droid", "RUN": str(tmp_path / "run")}
     script = "\n".join([variables, line, *launches])
     subprocess.run(["bash", "-euc", script], env=environment, cwd=ROOT, check=True, timeout=60)
     arrived = [entry.strip("\n").split("\n") for entry in log.read_text().split("\0") if entry.strip()]
-    found = {words[0]: words for words in arrived if "train" in words}
-    assert found.keys() == {"torchrun", "understudy"}
-    for words in found.values():
-        flags = words[words.index("train") + 1 :]
-        launch = flags.index("--launch") if "--launch" in flags else len(flags)
-        config = main.read_settings("train", flags[:launch])
-        assert isinstance(config, TrainConfig)
+    found = {words[0]: words for words in arrived if "apply" not in words and words[0] != "scontrol"}
+    assert found.keys() == {"torchrun", "understudy", *CLUSTERS}
+    [apply] = [words for words in arrived if "apply" in words]
+    assert (ROOT / apply[-1]).is_file()
+
+    for program, place in (("kubectl", kubernetes_pod), ("sky", skypilot_host)):
+        folder = tmp_path / program
+        script, variables = place(found[program], 0, folder)
+        found[program], _ = started(script, variables, folder / "host")
+    trained, workers = ray_worker(found.pop("python"), monkeypatch)
+    assert workers == 16 * 8
+    configs = [trained, *(read_training(words) for words in found.values())]
+    assert len(configs) == 5
+    for config in configs:
         assert config.optim.lr == 2e-4
-        assert (config.batch_size, config.steps) == (8192, 3000)
+        assert (config.batch_size, config.steps, config.parallel.dp_shard) == (8192, 3000, 8)
+        assert (config.data.root, config.policy.type) == ("/runs/droid", "flow")
+        assert config.data.keep_ranges == "/runs/droid-ranges/keep_ranges_1_0_1.json"
+
+
+def read_training(words: list[str]) -> TrainConfig:
+    """Settings of the `understudy train` in a command."""
+    _, flags = main.split_launch(words[words.index("train") + 1 :])
+    config = main.read_settings("train", flags)
+    assert isinstance(config, TrainConfig)
+    return config
 
 
 def serve_and_act(command: list[str], port: str) -> None:

@@ -44,7 +44,7 @@ def started(script: str, variables: dict[str, str], folder: Path) -> tuple[list[
     return words.strip("\0").split("\0"), dict(line.split("=", 1) for line in rest.strip("\0").split("\0"))
 
 
-def kubernetes_pod(create: list[str], index: str, folder: Path) -> tuple[str, dict[str, str]]:
+def kubernetes_pod(create: list[str], index: int, folder: Path) -> tuple[str, dict[str, str]]:
     """Script and environment of a pod of recipes/kubernetes, with `folder` in place of the root of its volumes.
 
     Args:
@@ -66,7 +66,7 @@ def kubernetes_pod(create: list[str], index: str, folder: Path) -> tuple[str, di
     (folder / "runs").mkdir()
     for name, value in content.items():
         (folder / "recipe" / name).write_text(value)
-    env = {"NODE_RANK": index}
+    env = {"NODE_RANK": str(index)}
     for one in container["env"]:
         source = one.get("valueFrom", {}).get("configMapKeyRef")
         if "value" in one:
@@ -79,14 +79,21 @@ def kubernetes_pod(create: list[str], index: str, folder: Path) -> tuple[str, di
     return shlex.join([shell, *words]), env
 
 
-def skypilot_host(launch: list[str], index: int) -> tuple[str, dict[str, str]]:
-    """Script and environment of a host of the task in `sky jobs launch`, on hosts 10.0.0.5 and following."""
+def skypilot_host(launch: list[str], index: int, folder: Path) -> tuple[str, dict[str, str]]:
+    """Script and environment of a host of the task in `sky jobs launch`, on hosts 10.0.0.5 and following.
+
+    Args:
+        launch: words of the command.
+        index: number of the host.
+        folder: a folder for runs.
+    """
     task = load(next(word for word in launch if word.endswith(".sky.yaml")))
     hosts = int(launch[launch.index("--num-nodes") + 1]) if "--num-nodes" in launch else task["num_nodes"]
     given = [after for word, after in pairwise(launch) if word == "--env"]
     env = task["envs"] | dict(text.split("=", 1) for text in given)
     assert env.keys() == task["envs"].keys()
     env |= {
+        "RUN": f"{folder}{env['RUN']}",
         "SKYPILOT_NUM_NODES": str(hosts),
         "SKYPILOT_NODE_RANK": str(index),
         "SKYPILOT_NODE_IPS": "\n".join(f"10.0.0.{5 + number}" for number in range(hosts)),

@@ -14,7 +14,7 @@ from understudy.cli import main
 from understudy.config.train import TrainConfig
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("understudy", "hf", "torchrun", "sbatch")
+PROGRAMS = ("understudy", "hf", "torchrun", "sbatch", "python", "sky", "kubectl")
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
