@@ -205,6 +205,8 @@ def _candidates(
         if source.frames <= request.in_flight and (keep or _is_cheap(source))
     )
     laned = [source for number, source in enumerate(facts) if number not in uniform]
+    if not laned and sum(source.spec.frames for source in first.sources) <= request.in_flight:
+        return [first]  # others differ in the slots of a round alone, and `_choose` takes the first of equal ones
     gop, frames = max((source.gop for source in laned), default=1), sum(source.frames for source in laned)
     together = request.batch_size * workers
     quick = [lanes for lanes in lane_counts(request.batch_size) if opens_quickly(frames, gop, lanes, together)]

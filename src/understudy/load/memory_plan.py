@@ -20,7 +20,7 @@ consumer keeps, other than the current one, come on top.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -325,20 +325,24 @@ class _RankNeeds:
     rows: int
     """Bytes of columns."""
 
-    @property
+    @cached_property
     def batch(self) -> int:
         """Bytes of the images of a batch."""
         return self.samples * max((source.facts.sample for source in self.sources), default=0)
 
-    def fixed(self, ahead: int, threads: int) -> list[Item]:
-        """Items that nothing can do without: `ahead` batches made, one under way, and one at the consumer."""
+    @cached_property
+    def decoder(self) -> int:
+        """Bytes of the largest decoder of a thread."""
         facts = [source.facts for source in self.sources]
         halos = [source.halo for source in self.sources]
-        decoder = max((sum(f.decoder) + sum(f.frame) * (1 + halo) for f, halo in zip(facts, halos)), default=0)
+        return max((sum(f.decoder) + sum(f.frame) * (1 + halo) for f, halo in zip(facts, halos)), default=0)
+
+    def fixed(self, ahead: int, threads: int) -> list[Item]:
+        """Items that nothing can do without: `ahead` batches made, one under way, and one at the consumer."""
         return [
             Item("batches", (ahead + 2) * self.batch, f"{ahead + 2} of {self.samples} samples, {ahead} ahead"),
             Item("rows", self.rows, "columns of the data files in use, and the reading of one"),
-            Item("decoders", threads * decoder, f"one for each of {threads} threads"),
+            Item("decoders", threads * self.decoder, f"one for each of {threads} threads"),
         ]
 
     def fixed_bytes(self, ahead: int, threads: int) -> int:
