@@ -28,6 +28,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -52,10 +53,38 @@ DISTINCT = 70
 MOST_LINKS = 60_000
 
 
-def write(root: Path, frames: int, linked: int, copied: bool = False) -> None:
-    """Write a dataset of about so many frames; from `linked` frames on, data files are links to 70 distinct ones."""
+def draw_video(path: Path, frames: int) -> None:
+    """Write moving noise of 224 pixels in H.264."""
+    images = np.random.default_rng(0).integers(0, 255, (64, 14, 14, 3), np.uint8)
+    images = images.repeat(16, 1).repeat(16, 2)
+    moving = (np.roll(images[number % 64], number, 1) for number in range(frames))
+    encode_video(path, moving, FPS, codec="libx264", options={"preset": "ultrafast"}, gop=30)
+
+
+def write(
+    root: Path,
+    frames: int,
+    linked: int,
+    copied: bool = False,
+    per_video: int = PER_VIDEO,
+    side: tuple[int, int] = (224, 224),
+    make_video: Callable[[Path, int], None] = draw_video,
+    group: int | None = None,
+) -> None:
+    """Write a dataset of about so many frames; from `linked` frames on, data files are links to 70 distinct ones.
+
+    Args:
+        root: its folder.
+        frames: about so many.
+        linked: see above.
+        copied: every file is one of its own, with all columns that a recorder writes.
+        per_video: episodes of a video file.
+        side: height and width of the images.
+        make_video: writes a video of so many frames.
+        group: rows of a row group; None: those of a file.
+    """
     episodes = max(1, round(frames / LENGTH))
-    _write_metadata(root, episodes)
+    _write_metadata(root, episodes, per_video, side)
     files = -(-episodes // PER_DATA)
     for file in range(files):
         path = root / f"data/chunk-{file // 1000:03d}/file-{file % 1000:03d}.parquet"
@@ -64,13 +93,11 @@ def write(root: Path, frames: int, linked: int, copied: bool = False) -> None:
         if frames >= linked and file >= DISTINCT and here == PER_DATA:
             os.link(root / f"data/chunk-000/file-{file % DISTINCT:03d}.parquet", path)
         else:
-            pq.write_table(_rows(file, here, copied), path)
+            pq.write_table(_rows(file, here, copied), path, row_group_size=group)
     video = root / "video.mp4"
-    images = np.random.default_rng(0).integers(0, 255, (64, 14, 14, 3), np.uint8).repeat(16, 1).repeat(16, 2)
-    moving = (np.roll(images[number % 64], number, 1) for number in range(LENGTH * PER_VIDEO))
-    encode_video(video, moving, FPS, codec="libx264", options={"preset": "ultrafast"}, gop=30)
+    make_video(video, LENGTH * per_video)
     for camera in CAMERAS:
-        for file in range(-(-episodes // PER_VIDEO)):
+        for file in range(-(-episodes // per_video)):
             path = root / f"videos/{camera}/chunk-{file // 1000:03d}/file-{file % 1000:03d}.mp4"
             path.parent.mkdir(parents=True, exist_ok=True)
             if os.stat(video).st_nlink >= MOST_LINKS:
@@ -97,10 +124,10 @@ def _rows(file: int, episodes: int, numbered: bool) -> pa.Table:
     return pa.table(columns)
 
 
-def _write_metadata(root: Path, episodes: int) -> None:
+def _write_metadata(root: Path, episodes: int, per_video: int, side: tuple[int, int]) -> None:
     features: dict[str, Any] = {key: {"dtype": "float32", "shape": [7], "names": None} for key in VECTORS}
     for camera in CAMERAS:
-        features[camera] = {"dtype": "video", "shape": [224, 224, 3], "names": ["height", "width", "channels"]}
+        features[camera] = {"dtype": "video", "shape": [*side, 3], "names": ["height", "width", "channels"]}
     for key in ("timestamp", "frame_index", "episode_index", "index", "task_index"):
         features[key] = {"dtype": "float32" if key == "timestamp" else "int64", "shape": [1], "names": None}
     info = {
@@ -131,9 +158,9 @@ def _write_metadata(root: Path, episodes: int) -> None:
         "tasks": pa.array([["pick"]] * episodes),
     }
     for camera in CAMERAS:
-        columns[f"videos/{camera}/chunk_index"] = ids // PER_VIDEO // 1000
-        columns[f"videos/{camera}/file_index"] = ids // PER_VIDEO % 1000
-        start = ids % PER_VIDEO * LENGTH / FPS
+        columns[f"videos/{camera}/chunk_index"] = ids // per_video // 1000
+        columns[f"videos/{camera}/file_index"] = ids // per_video % 1000
+        start = ids % per_video * LENGTH / FPS
         columns[f"videos/{camera}/from_timestamp"] = start
         columns[f"videos/{camera}/to_timestamp"] = start + LENGTH / FPS
     pq.write_table(pa.table(columns), root / "meta/episodes/chunk-000/file-000.parquet")
