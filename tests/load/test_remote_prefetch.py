@@ -23,6 +23,7 @@ from understudy.load.batch_builder import BatchInProgress
 from understudy.load.images.clip_reader import Timings
 from understudy.load.loader import Batch, Loader
 from understudy.load.loader_threads import WorkerPool
+from understudy.load.memory_plan import read_facts
 from understudy.load.remote_prefetch import Prefetcher
 from understudy.order import Order
 from understudy.storage import remote_store
@@ -328,3 +329,41 @@ def test_loader_raises_for_a_dead_server_and_substitutes_nothing(
             position = there.position
             with loader(EpisodeDataset(root, delta_timestamps={TOP: [-0.1, 0]}), position) as local:
                 assert torch.equal(next(there)[TOP], next(local)[TOP]), "it continues at its position"
+
+
+def test_rows_of_coming_samples_are_prefetched(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, all_asked = set[int](), threading.Event()
+    prefetch = EpisodeDataset.prefetch_rows
+
+    def note(self: EpisodeDataset, rows: np.ndarray) -> None:
+        asked.update(rows.tolist())
+        if len(asked) == 4:
+            all_asked.set()
+        prefetch(self, rows)
+
+    monkeypatch.setattr(EpisodeDataset, "prefetch_rows", note)
+    with RangeServer(folder(root, "/set")) as server, loader(opened(server, tmp_path)) as there:
+        for _ in range(12):
+            next(there)
+        assert all_asked.wait(240)
+
+
+def test_cameras_are_opened_beside_each_other(tmp_path: Path) -> None:
+    cameras = tuple(f"observation.images.{name}" for name in ("left", "right", "wrist"))
+    write_dataset(tmp_path / "d", Spec(lengths=(8, 8), cameras=cameras))
+    with RangeServer(folder(tmp_path / "d", "/set")) as server:
+        data = EpisodeDataset(Catalog.open(f"{server.url}/set", RemoteOptions(cache=str(tmp_path / "cache"))))
+        asked_for, all_three = set[str](), threading.Event()
+
+        def hold(number: int, asked: Asked) -> str:
+            if asked.path.endswith("mp4"):
+                asked_for.add(asked.path)
+                if len(asked_for) == 3:
+                    all_three.set()
+                return "" if all_three.wait(20) else "500"
+            return ""
+
+        server.fault = hold
+        read_facts(data)
+        assert all_three.is_set()
+        data.catalog.files.close()

@@ -20,7 +20,7 @@ from understudy.data.format.catalog import Catalog, catalog_mark, marks
 from understudy.data.format.episode_table import EpisodeTable
 from understudy.data.format.features import DEFAULTS, INDEX_KEYS, Feature
 from understudy.data.format.pairing import MIXED, doubtful_places
-from understudy.data.read.rows import fill_absent, is_numeric, to_numpy
+from understudy.data.read.columns import fill_absent, is_numeric, to_numpy
 from understudy.data.selection import motion
 from understudy.data.selection.motion import Speeds, moves, named_motion, rate_dims
 from understudy.errors import DatasetError, SourceError

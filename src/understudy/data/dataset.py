@@ -23,7 +23,7 @@ from understudy.data.format.standard_keys import rename_keys
 from understudy.data.read.image_column import ImageColumns
 from understudy.data.read.returns import Returns, ReturnTarget
 from understudy.data.read.row_tables import RowTables
-from understudy.data.read.rows import Rows
+from understudy.data.read.rows import PART_BYTES, Rows
 from understudy.data.read.sensors import Sensors
 from understudy.data.read.texts import EpisodePrompts, Responses
 from understudy.data.read.video_frames import VideoFrames
@@ -393,15 +393,20 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
                     out[key] = torch.stack([self.image_transforms(images) for images in out[key]])
         return out
 
-    def keep_rows(self, columns: int, images: int, readers: int = 1) -> None:
+    def prefetch_rows(self, rows: np.ndarray) -> None:
+        """Start to fetch the columns of episodes (table rows) of a remote dataset. Returns at once."""
+        self._rows.prefetch(rows)
+
+    def keep_rows(self, columns: int, images: int, readers: int = 1, parts: int = PART_BYTES) -> None:
         """Set the memory for rows.
 
         Args:
             columns: bytes for columns that are not mapped.
             images: bytes for encoded images that are stored in rows.
             readers: data files that are decoded at the same time, to be mapped.
+            parts: bytes for columns of single episodes of data files on a server.
         """
-        self._rows.keep(columns)
+        self._rows.keep(columns, parts)
         self._stored.keep(images)
         self.row_tables.limit(readers)
 

@@ -159,7 +159,8 @@ class Loader:
         datasets = list(request.datasets)
         for number, (data, keep) in enumerate(zip(request.datasets, self.plan.keeps_decoded)):
             data.video_frames.keep_open(self.plan.indexes[number])
-            data.keep_rows(self.plan.rows[number], self.plan.stored_images, self.plan.readers)
+            plan = self.plan
+            data.keep_rows(plan.rows[number], plan.stored_images, plan.readers, plan.row_parts)
             if keep:
                 files = None if cache is None else cache.open(data, request.image_size)
                 datasets[number] = keep_decoded(data, request.image_size, files)

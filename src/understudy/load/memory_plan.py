@@ -47,6 +47,7 @@ _STORED = 2  # encoded images of rows take half of the memory that all else leav
 _READERS = 8  # data files that are decoded beside each other take at most an eighth of memory
 _GAPS = 1.12  # of frames and decoders: they come and go in heaps of several threads
 _INDEXES = 8  # most indexes of videos are an eighth of all memory, where it is left
+_PARTS = 64  # rows of single episodes of large data files on a server take at most so small a part of memory
 _REMOTE = 12_000_000  # code of HTTP clients, connections, bytes on their way
 
 _MS_PER_MEGAPIXEL = {"h264": 2.2, "hevc": 3.5, "av1": 6.0, "vp9": 3.5, "mpeg4": 1.6, "mjpeg": 6.0, "ffv1": 12.0}
@@ -115,6 +116,8 @@ def read_facts(
     segment = dataset.segments[:1]
     rows, frames = dataset.frames_to_decode(segment[:, 0], segment[:, 1])
     held, decoder, sample, resized, window, cost, pixels, indexes = [], [], 0, False, 0, 0.0, 0, 0
+    for camera in frames:
+        dataset.video_frames.open_ahead(camera, rows)
     for camera, numbers in frames.items():
         reader = dataset.video_frames.reader(camera, int(rows[0]))
         height, width = image_size or (reader.height, reader.width)
@@ -226,6 +229,8 @@ class MemoryPlan:
     """Data files that are decoded at the same time, to be mapped."""
     stored_images: int = 0
     """Of each source: bytes for encoded images that are stored in rows."""
+    row_parts: int = 0
+    """Of each source: bytes for columns of single episodes of data files on a server."""
 
     @property
     def bytes(self) -> int:
@@ -414,14 +419,18 @@ def plan_memory(
     held = int((_ROWS_HELD - 1) * rows) + (0 if single_file else reading)
     held = min(held, memory // 10, memory - needs.least(threads))  # a small budget may be off by a tenth
     needs = replace(needs, rows=rows + held)
-    remote = _REMOTE if any(source.is_remote for source in facts) else 0
+    in_parts = sum(source.is_remote and bool(source.mapped) for source in facts)
+    parts = memory // _PARTS // max(1, in_parts)
+    remote = _REMOTE + parts * in_parts if any(source.is_remote for source in facts) else 0
     spare = memory - needs.least(threads)
     overhead = min(_OWN + remote, memory // 10 - held, spare)
     keeps = needs.keep_decoded(spare - overhead, threads) if may_keep else (False,) * len(sources)
     for_readers = memory - overhead - sum(source.cached for source, keep in zip(sources, keeps) if keep)
     ahead, level = _choose_level(needs, keeps, for_readers, threads, memory)
     items = needs.fixed(ahead, threads)
-    items.append(Item("other", overhead, "indices of files, code, connections, gaps in the heap"))
+    items.append(
+        Item("other", overhead, "indices of files, code, connections, rows of single episodes, gaps in the heap")
+    )
     for d, (source, keep) in enumerate(zip(sources, keeps)):
         items += _source_items(source, keep, source.policy(level), threads)
         notes += _source_notes(source, keep, source.policy(level), threads, order.spec.sources[d].name)
@@ -448,7 +457,18 @@ def plan_memory(
     if on_host:
         notes.append(f"{megabytes(on_host)} of columns are mapped, once per host; the kernel drops them at need")
     return MemoryPlan(
-        memory, tuple(items), threads, ahead, keeps, policies, indexes, tuple(notes), kept, readers, stored_images
+        memory,
+        tuple(items),
+        threads,
+        ahead,
+        keeps,
+        policies,
+        indexes,
+        tuple(notes),
+        kept,
+        readers,
+        stored_images,
+        parts,
     )
 
 

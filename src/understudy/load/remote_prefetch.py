@@ -1,6 +1,6 @@
 """Prefetching: requests the bytes of coming batches from remote storage before the loader threads read them.
 
-The order is known, so a thread walks it ahead of the loader threads and requests spans of video files. The distance
+The order is known, so a thread walks it ahead of the loader threads and requests spans of files. The distance
 follows the measured latency and the rate at which batches are taken. Only time depends on it: bytes that were not
 prefetched are fetched when they are read. For the first batch only the bytes of its own samples are requested, several
 spans at a time, and nothing else before they are there. So the first batch waits for as few bytes as possible.
@@ -123,6 +123,7 @@ class Prefetcher:
         of_rank = (offset >= self._low) & (offset < self._high)
         positions, episode, frame = positions[of_rank], episode[of_rank], frame[of_rank]
         rows, frames = dataset.frames_to_decode(episode, frame)
+        dataset.prefetch_rows(rows[:count])
         for camera, numbers in frames.items():
             for row in np.unique(rows[:count]).tolist():
                 requested = numbers[:count][rows[:count] == row]

@@ -204,6 +204,10 @@ class Files:
             raise
         return file
 
+    def prefetch(self, path: str) -> None:
+        """Open a remote file and start to fetch all of it."""
+        self._prefetch_file(path).close()
+
     def _prefetch_file(self, path: str) -> ByteSource:
         """Open a remote file that will be read completely, and fetch its parts in parallel."""
         from understudy.storage.remote_source import RemoteSource
@@ -329,7 +333,7 @@ class Files:
         Raises:
             DatasetError: Any error inside the block.
         """
-        with self._explained(path), self.open(path) as handle:
+        with self.explained(path), self.open(path) as handle:
             try:
                 # A local file is read as it is decoded; of one on a server whole columns are fetched at once.
                 local: dict[str, Any] = {"pre_buffer": False, "buffer_size": _BUFFER} if self.is_local else {}
@@ -359,7 +363,7 @@ class Files:
             return table
 
     @contextmanager
-    def _explained(self, path: str) -> Iterator[None]:
+    def explained(self, path: str) -> Iterator[None]:
         """Turn any error inside the block into a DatasetError that names its cause."""
         try:
             yield

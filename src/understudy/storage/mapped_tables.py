@@ -76,7 +76,7 @@ def once_per_host(
     place = table_folder(cache, folder)
     if place is None:
         return make()[0]
-    path = place / key[:40]
+    path = _path(place, key)
     with contextlib.ExitStack() as stack:
         mapped = _open(path)
         if mapped is None:
@@ -94,6 +94,15 @@ def once_per_host(
         with contextlib.suppress(OSError):
             os.unlink(f"{path}.lock")
         return table
+
+
+def is_stored(folder: Path, key: str) -> bool:
+    """Return whether there is a file of a key in a folder (`table_folder`), sound or not."""
+    return _path(folder, key).exists()
+
+
+def _path(folder: Path, key: str) -> Path:
+    return folder / key[:40]
 
 
 def share(make: Callable[[], T], *inputs: Any, cache: str = "") -> T:

@@ -162,6 +162,7 @@ class RemoteFiles:
         self.store: FsspecStore | WebStore = web or FsspecStore(address, dict(options.storage_options))
         self.cache = DiskCache(options.folder, options.cache_bytes)
         self.fetcher = Fetcher(options.num_threads)
+        self.decoder = Fetcher(1)  # of whole files, while parts of them are read
         self._durations: deque[float] = deque(maxlen=_MEASURED)
         self._reached = bool(pin)
         self._stats: dict[str, Stat] = {}
@@ -287,6 +288,7 @@ class RemoteFiles:
 
     def close(self) -> None:
         """Stop prefetching, join its threads and unpin spans that were not read. Files can still be read."""
+        self.decoder.close(self.store.abort)
         self.fetcher.close(self.store.abort)
         self.cache.close()
 

@@ -1,6 +1,8 @@
 """Rows and images of episodes.
 
-rows             columns of data files as numpy arrays, in memory within a budget or mapped
+rows             values by episode and frame, with columns of data files in memory within a budget or mapped
+columns          columns of data files as numpy arrays of their declared type
+row_parts        rows of single episodes of data files on a server
 row_tables       mapped files of columns, decoded once per host
 row_lengths      lengths of episodes by their rows, where meta/ records others
 texts            texts that a policy learns to answer with, and metadata of episodes for prompts

@@ -16,7 +16,8 @@ from PIL import Image
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
-from understudy.data.read.rows import ProcessLocal, to_numpy
+from understudy.data.read.columns import to_numpy
+from understudy.data.read.rows import ProcessLocal
 from understudy.errors import DatasetError
 from understudy.lru import LRUCache
 from understudy.storage.dataset_root import with_location

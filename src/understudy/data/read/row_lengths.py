@@ -14,7 +14,7 @@ import numpy as np
 from understudy.data.format import layouts
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.pairing import claimed_episode
-from understudy.data.read.rows import fill_absent, to_numpy
+from understudy.data.read.columns import fill_absent, to_numpy
 from understudy.errors import DatasetError, SourceError
 from understudy.video.reader import open_video
 

@@ -80,6 +80,7 @@ class RowTables:
         self._lock = threading.Lock()
         self._frames: np.ndarray | None = None
         self._is_available: bool | None = None
+        self._keys: dict[int, str] = {}
         self._progress = _Progress()
         self.limit(1)
 
@@ -119,6 +120,18 @@ class RowTables:
             table = self.catalog.episodes
             self._frames = np.bincount(table.data_file, table.lengths, len(table.data)).astype(np.int64)
         return self.is_large(int(self._frames[file]) * self.row_bytes)
+
+    def is_decoded(self, file: int) -> bool:
+        """Return whether a process of the host has decoded a data file, without a look into the result."""
+        folder = mapped_tables.table_folder(self.catalog.files.cache, _FOLDER)
+        if folder is None:
+            return False
+        if file not in self._keys:
+            try:
+                self._keys[file] = self._key(file, self._version(file))
+            except DatasetError:
+                return False  # reading the file explains it
+        return mapped_tables.is_stored(folder, self._keys[file])
 
     def open(self, decode: Callable[[int], T], file: int) -> T | None:
         """Map the columns of a data file, and decode them first if no process of the host has done so.

@@ -7,138 +7,37 @@ Columns of a large dataset are decoded once per host, into a memory-mapped file 
 its pages are shared by all processes, and the kernel may drop them. Other columns are in the memory of this process,
 within a byte budget.
 
-Storage varies between writers: list or fixed-size list, nested lists for arrays of two dimensions and more, double
-where float32 is declared. The declaration in info.json decides; values that the declared type cannot hold are refused.
+Of a data file on a server that no process has decoded, the rows of single episodes are read (`row_parts.py`). Where
+they have taken more than an eighth of its bytes, a thread decodes the whole file meanwhile.
 """
 
 import os
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import DEFAULTS, INDEX_KEYS, Feature
 from understudy.data.format.pairing import MIXED, PAIRING_FIX, claimed_episode, doubtful_places
+from understudy.data.read.columns import fill_absent, is_numeric, to_numpy
+from understudy.data.read.row_parts import Place, RowPart
 from understudy.data.read.row_tables import MAPPED_FILES, RowTables
-from understudy.errors import DatasetError, MissingFileError
+from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.lru import LRUCache
 from understudy.plain_values import storable
 from understudy.plural import plural
 from understudy.storage.dataset_root import with_location
 
-_REPAIR = "repair the file, or leave the key out with keys=[...]"
-
-
-def to_numpy(column: pa.ChunkedArray, feature: Feature | None, where: str, key: str) -> np.ndarray:
-    """Convert a numeric column to an array (rows, *shape).
-
-    Args:
-        column: the column.
-        feature: the declaration in info.json; None keeps dtype and shape as stored.
-        where: name of the file, for errors.
-        key: name of the column, for errors.
-
-    Raises:
-        DatasetError: nulls, rows of different sizes, another shape than declared, or values that are not numbers.
-    """
-    array = column.combine_chunks()
-    array = array.storage if isinstance(array, pa.ExtensionArray) else array
-    rows, sizes = len(array), [len(array)]
-    kind = array.type
-    while _is_list(kind):
-        _refuse_nulls(array, where, key, rows)
-        sizes.append(_list_size(array, where, key))
-        array = array.flatten()
-        kind = array.type
-    _refuse_nulls(array, where, key, rows)
-    if not is_numeric(kind):
-        raise DatasetError(f"column {key!r} holds {column.type} instead of numbers", where=where, fix=_REPAIR)
-    values = array.to_numpy(zero_copy_only=False)
-    stored = tuple(sizes[1:])
-    if feature is None:
-        return values.reshape(rows, *stored)
-    shape = feature.value_shape
-    flat = len(stored) == 1 and stored[0] == int(np.prod(shape))
-    if rows and not flat and _without_ones(stored) != _without_ones(shape):
-        problem = f"column {key!r} holds values of shape {stored}, info.json declares {feature.shape}"
-        raise DatasetError(problem, where=where, fix="correct the shape in info.json")
-    return _cast(values, np.dtype(feature.dtype), where, key).reshape(rows, *shape)
-
-
-def fill_absent(column: pa.ChunkedArray, feature: Feature | None) -> tuple[pa.ChunkedArray, np.ndarray | None]:
-    """Fill absent whole numbers, null or NaN as pandas writes them, so that only their episodes are unusable.
-
-    Returns:
-        The column with -1 or 0 in their place, and which rows lack one, bool (n,); (`column`, None) where none does.
-    """
-    kind = column.type
-    is_number = pa.types.is_floating(kind) or pa.types.is_integer(kind)
-    if feature is None or feature.is_text or not is_number or np.dtype(feature.dtype).kind not in "iu":
-        return column, None
-    absent = np.asarray(pc.is_null(column, nan_is_null=True).to_numpy())
-    if not absent.any():
-        return column, None
-    filler = -1 if np.dtype(feature.dtype).kind == "i" and not pa.types.is_unsigned_integer(kind) else 0
-    values = pc.if_else(pa.array(absent), pa.scalar(filler, kind), column)
-    return values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values]), absent
-
-
-def _without_ones(shape: tuple[int, ...]) -> list[int]:
-    return [size for size in shape if size != 1]
-
-
-def is_numeric(kind: pa.DataType) -> bool:
-    """Check that a stored type is numbers or (nested) lists of numbers."""
-    while _is_list(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _list_size(array: pa.Array, where: str, key: str) -> int:
-    if pa.types.is_fixed_size_list(array.type):
-        return int(array.type.list_size)
-    lengths = array.value_lengths().to_numpy(zero_copy_only=False)
-    if len(lengths) == 0:
-        return 0
-    if (lengths != lengths[0]).any():
-        row = int(np.flatnonzero(lengths != lengths[0])[0])
-        problem = f"column {key!r} has {int(lengths[0])} values in its first row and {int(lengths[row])} in row {row}"
-        raise DatasetError(problem, where=where, fix=_REPAIR)
-    return int(lengths[0])
-
-
-def _refuse_nulls(array: pa.Array, where: str, key: str, rows: int) -> None:
-    if array.null_count:
-        first = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        row = first * rows // max(1, len(array))
-        raise DatasetError(
-            f"column {key!r} has {array.null_count} nulls, the first in row {row}", where=where, fix=_REPAIR
-        )
-
-
-def _cast(values: np.ndarray, dtype: np.dtype, where: str, key: str) -> np.ndarray:
-    if values.dtype == dtype:
-        return values
-    with np.errstate(over="ignore", invalid="ignore"):
-        result = values.astype(dtype)
-        exact = dtype.kind == "f" or bool(np.array_equal(result.astype(values.dtype), values))
-    if not exact:
-        problem = f"column {key!r} holds {values.dtype} values that {dtype}, which info.json declares, cannot hold"
-        raise DatasetError(problem, where=where, fix="correct the dtype in info.json")
-    return result
-
-
+PART_BYTES = 32 << 20
+"""Memory for the rows of single episodes of data files on a server, unless `keep` sets another."""
+_WHOLE = 8  # a data file is decoded as a whole once parts of it have taken an eighth of its bytes
 _OFF_TIMES = "timestamps are up to"  # the note of one file stands for all
 
 Column: TypeAlias = np.ndarray | pa.ChunkedArray
@@ -206,6 +105,7 @@ class _DataFile:
     bad: dict[int, _Bad]  # table row -> reason why its rows are unusable
     notes: tuple[str, ...]
     nbytes: int
+    first: int = 0  # row of the file that is the first one here
 
     def pick(self, key: str, ids: np.ndarray, start: np.ndarray, frames: np.ndarray) -> np.ndarray | list[Any]:
         """Take values of a column at frames (B,) or (B, T) of episodes whose rows start at `start` (B,)."""
@@ -229,16 +129,17 @@ class Rows(ProcessLocal):
     Attributes:
         files: loaded files by number.
         mapped: mapped files by number.
+        parts: loaded rows of single episodes by table row.
     """
 
-    _local = ("files", "mapped")
+    _local = ("files", "mapped", "parts")
 
     def __init__(
         self, catalog: Catalog, keys: Sequence[str], cache_bytes: int, tables: RowTables | None = None
     ) -> None:
         self.catalog = catalog
         self.keys = tuple(keys)
-        self.cache_bytes = cache_bytes
+        self.cache_bytes, self.part_bytes = cache_bytes, PART_BYTES
         self.tables = tables
         self.notes: list[str] = []
         self._forget()
@@ -246,17 +147,23 @@ class Rows(ProcessLocal):
     def _forget(self) -> None:
         self.files: LRUCache[int, _DataFile] = LRUCache(self.cache_bytes, lambda file: file.nbytes, keep=1)
         self.mapped: LRUCache[int, _DataFile] = LRUCache(MAPPED_FILES, lambda file: 1)
+        self.parts: LRUCache[int, _DataFile] = LRUCache(self.part_bytes, lambda part: part.nbytes, keep=1)
+        self._taken: dict[int, float] = {}  # share of the bytes of each file that parts have taken
+        self._decoding: dict[int, threading.Event] = {}  # files that a thread decodes, and what stops it
+        self._whole: set[int] = set()  # files that are read as a whole
         self._make_locks()
 
-    def keep(self, cache_bytes: int) -> None:
-        """Set the memory for loaded files that are not mapped."""
-        self.cache_bytes = cache_bytes
+    def keep(self, cache_bytes: int, part_bytes: int = PART_BYTES) -> None:
+        """Set the memory for loaded files that are not mapped, and for rows of single episodes."""
+        self.cache_bytes, self.part_bytes = cache_bytes, part_bytes
         with self._lock:
             self.files.resize(cache_bytes)
+            self.parts.resize(part_bytes)
 
     def _make_locks(self) -> None:
         self._lock, self._pid = threading.Lock(), os.getpid()
-        self._reading: dict[int, threading.Lock] = {}  # by file: a second thread waits for the columns of the first
+        # by file or episode: a second thread waits for the columns of the first
+        self._reading: dict[tuple[str, int], threading.Lock] = {}
 
     def take(self, rows: np.ndarray, frames: Mapping[str, np.ndarray]) -> dict[str, np.ndarray | list[Any]]:
         """Return values of columns at frames of episodes.
@@ -277,14 +184,14 @@ class Rows(ProcessLocal):
             self._make_locks()
         file_of = self.catalog.episodes.data_file[rows]
         numbers = np.unique(file_of).tolist()
+        self.prefetch(rows)
         self._load_all(numbers)
         parts: list[tuple[np.ndarray, dict[str, np.ndarray | list[Any]]]] = []
         for file in numbers:
-            members = np.flatnonzero(file_of == file)
-            loaded = self._load(file)
-            start = self._start(loaded, rows[members])
-            ids = self.catalog.episodes.ids[rows[members]]
-            parts.append((members, {k: loaded.pick(k, ids, start, f[members]) for k, f in frames.items()}))
+            for members, loaded in self._find(file, rows, np.flatnonzero(file_of == file)):
+                start = self._start(loaded, rows[members])
+                ids = self.catalog.episodes.ids[rows[members]]
+                parts.append((members, {k: loaded.pick(k, ids, start, f[members]) for k, f in frames.items()}))
         if len(parts) == 1:
             return parts[0][1]
         return {key: _scatter([(members, values[key]) for members, values in parts], len(rows)) for key in frames}
@@ -297,9 +204,9 @@ class Rows(ProcessLocal):
     def file_rows(self, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """Return row numbers in the data files, int64 of the shape of `frames`: (B,) or (B, T)."""
         file_of, starts = self.catalog.episodes.data_file[rows], np.empty(len(rows), np.int64)
-        for file in np.unique(file_of):
-            members = file_of == file
-            starts[members] = self._start(self._load(int(file)), rows[members])
+        for file in np.unique(file_of).tolist():
+            for members, loaded in self._find(file, rows, np.flatnonzero(file_of == file)):
+                starts[members] = self._start(loaded, rows[members]) + loaded.first
         return starts.reshape(-1, *[1] * (frames.ndim - 1)) + frames
 
     def bad_rows(self, row: int) -> dict[int, str]:
@@ -325,18 +232,127 @@ class Rows(ProcessLocal):
             return
         with self._lock:
             absent = [file for file in files if self.files.get(file) is None and self.mapped.get(file) is None]
-        absent = [file for file in absent if self._is_mapped(file)]
+        absent = [file for file in absent if self._is_mapped(file) and not self._has_parts(file)]
         self.tables.run(self._load, absent)
 
     def _is_mapped(self, file: int) -> bool:
         return self.tables is not None and self.tables.holds(file)
+
+    def prefetch(self, rows: np.ndarray) -> None:
+        """Start to fetch what the rows of episodes (table rows) of a dataset on a server need. Returns at once."""
+        if self.tables is None or self.catalog.files.is_local:
+            return
+        self._check_process()
+        for row in np.unique(rows).tolist():
+            file = int(self.catalog.episodes.data_file[row])
+            with self._lock:
+                is_here = row in self.parts or file in self.mapped or file in self.files
+            if not is_here:
+                self.catalog.files.remote_files.fetcher.submit([partial(self._prefetch, file, row)])
+
+    def _prefetch(self, file: int, row: int, stop: threading.Event) -> None:
+        if not self._has_parts(file):
+            if self.tables is None or not self._is_mapped(file) or not self.tables.is_decoded(file):
+                self.catalog.files.prefetch(self.catalog.data_path(row))
+            return
+        opened = self._open_part(row)
+        if not opened.prefetch_large() and self._part(file, row, opened) is None:
+            self._whole.add(file)
+            self.catalog.files.prefetch(self.catalog.data_path(row))
+
+    def _has_parts(self, file: int) -> bool:
+        """Return whether single episodes of a file are read: it is on a server, mapped, and not decoded yet."""
+        table = self.catalog.episodes
+        if self.catalog.files.is_local or table.own_files or table.pairing == "files" or file in self._whole:
+            return False
+        if self.tables is None or not self.tables.holds(file):
+            return False
+        with self._lock:
+            is_loaded = file in self.mapped or file in self.files
+        if is_loaded or self.tables.is_decoded(file):
+            self._whole.add(file)
+            return False
+        return True
+
+    def _find(self, file: int, rows: np.ndarray, members: np.ndarray) -> list[tuple[np.ndarray, _DataFile]]:
+        """Load what `rows[members]`, table rows of one file, need: (members, their columns) of each part."""
+        found = []
+        of_members = rows[members]
+        for row in np.unique(of_members).tolist() if self._has_parts(file) else ():
+            part = self._part(file, row)
+            if part is None:  # the whole file tells what is wrong
+                self._whole.add(file)
+                return [(members, self._load(file))]
+            found.append((members[of_members == row], part))
+        return found or [(members, self._load(file))]
+
+    def _part(self, file: int, row: int, opened: RowPart | None = None) -> _DataFile | None:
+        """Rows of one episode; None where only the whole file shows that they are sound."""
+        with self._lock:
+            part = self.parts.get(row)
+            if part is not None:
+                return part
+            reading = self._reading.setdefault(("episode", row), threading.Lock())
+        with reading:
+            with self._lock:
+                part = self.parts.get(row)
+            if part is None:
+                part = self._read_part(file, row, opened)
+            with self._lock:
+                self._reading.pop(("episode", row), None)
+        return part
+
+    def _open_part(self, row: int) -> RowPart:
+        catalog, table = self.catalog, self.catalog.episodes
+        listed = int(table.lengths[table.data_file == table.data_file[row]].sum())
+        begin = int(table.data_row[row])
+        place = Place(int(table.ids[row]), begin, begin + int(table.lengths[row]), listed)
+        names, episodes = self._stored_names(), self._names_of("episode_index")[0]
+        return RowPart(catalog.files, catalog.data_path(row), names, episodes, place)
+
+    def _read_part(self, file: int, row: int, opened: RowPart | None) -> _DataFile | None:
+        catalog = self.catalog
+        try:
+            opened = opened or self._open_part(row)
+            table = opened.read()
+            if table is None:
+                return None
+            runs = {int(catalog.episodes.ids[row]): [(0, len(table))]}
+            part = self._convert(table, np.array([row]), catalog.data_place(row), runs)
+        except SourceError:
+            raise
+        except DatasetError:
+            return None
+        if part.bad or part.notes:
+            return None
+        part = replace(part, first=int(catalog.episodes.data_row[row]))
+        with self._lock:
+            self.parts.put(row, part)
+            self._taken[file] = self._taken.get(file, 0.0) + opened.share
+            is_worth_it = self._taken[file] * _WHOLE >= 1
+        if is_worth_it:
+            self._decode_later(file)
+        return part
+
+    def _decode_later(self, file: int) -> None:
+        """Let a thread decode a whole file, once until it is stopped."""
+        decoder = self.catalog.files.remote_files.decoder
+        with self._lock:
+            stop = self._decoding.get(file)
+            if stop is not None and not stop.is_set():
+                return
+            self._decoding[file] = decoder.stop
+        decoder.submit([partial(self._decode, file)])
+
+    def _decode(self, file: int, stop: threading.Event) -> None:
+        self._load(file)
 
     def _load(self, file: int) -> _DataFile:
         with self._lock:
             loaded = self.mapped.get(file) or self.files.get(file)
             if loaded is not None:
                 return loaded
-            reading = self._reading.setdefault(file, threading.Lock())
+            reading = self._reading.setdefault(("file", file), threading.Lock())
         with reading:
             with self._lock:
                 loaded = self.mapped.get(file) or self.files.get(file)
@@ -356,7 +372,7 @@ class Rows(ProcessLocal):
             self._add_note(note)
         with self._lock:
             (self.mapped if is_mapped else self.files).put(file, loaded)
-            self._reading.pop(file, None)
+            self._reading.pop(("file", file), None)
         return loaded
 
     def _add_note(self, text: str) -> None:
@@ -382,16 +398,33 @@ class Rows(ProcessLocal):
         if catalog.episodes.data.number[file] < 0:
             problem = f"episode {ids[0]} names no data file"
             raise DatasetError(problem, where=catalog.root, fix="restore meta/episodes, or leave the episode out")
-        stored: dict[str, list[str]] = {
-            key: [part.key for part in catalog.joined.get(key, ())] or [catalog.stored_names.get(key, key)]
-            for key in dict.fromkeys([*self.keys, *INDEX_KEYS])
-        }
         with with_location(where):
-            needed = list(dict.fromkeys(name for names in stored.values() for name in names))
             try:
-                table = catalog.files.table(path, needed)
+                table = catalog.files.table(path, self._stored_names())
             except MissingFileError as error:
                 raise catalog.explain_missing(error, first) from error
+        return self._convert(table, rows, where)
+
+    def _names_of(self, key: str) -> list[str]:
+        """Names in the files of the columns of a key."""
+        joined = [part.key for part in self.catalog.joined.get(key, ())]
+        return joined or [self.catalog.stored_names.get(key, key)]
+
+    def _stored_names(self) -> list[str]:
+        """Names of all needed columns, as in the files."""
+        keys = dict.fromkeys([*self.keys, *INDEX_KEYS])
+        return list(dict.fromkeys(name for key in keys for name in self._names_of(key)))
+
+    def _convert(
+        self,
+        table: pa.Table,
+        rows: np.ndarray,
+        where: str,
+        known_runs: Mapping[int, list[tuple[int, int]]] | None = None,
+    ) -> _DataFile:
+        """Convert the rows of episodes (table rows), of a whole file, or with their runs known to be sound."""
+        catalog = self.catalog
+        stored = {key: self._names_of(key) for key in dict.fromkeys([*self.keys, *INDEX_KEYS])}
         columns: dict[str, Column] = {}
         notes: list[str] = []
         absent: dict[str, np.ndarray] = {}  # column of whole numbers -> rows without one
@@ -413,8 +446,8 @@ class Rows(ProcessLocal):
         if lacking:
             fix = "restore the file, or leave the key out with keys=[...]"
             raise DatasetError(f"there is no column {lacking[0]!r}", where=where, fix=fix)
-        runs = self._find_runs(rows, columns.get("episode_index"), len(table), where)
-        doubtful = self._find_doubtful(rows, runs, columns, len(table), where, notes)
+        runs = known_runs or self._find_runs(rows, columns.get("episode_index"), len(table), where)
+        doubtful = {} if known_runs else self._find_doubtful(rows, runs, columns, len(table), where, notes)
         start, bad = self._index_rows(rows, runs, columns, len(table), where, notes)
         bad |= doubtful | self._find_absent(rows, start, bad, absent)
         nbytes = sum(int(column.nbytes) for column in columns.values())

@@ -23,7 +23,7 @@ import pyarrow as pa
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.meta_files import fill_template
 from understudy.data.format.sensors import Sensor
-from understudy.data.read.rows import to_numpy
+from understudy.data.read.columns import to_numpy
 from understudy.errors import DatasetError
 from understudy.plural import plural
 from understudy.storage import mapped_tables

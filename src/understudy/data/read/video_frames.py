@@ -6,6 +6,7 @@ disagrees with the rows is reported. It is refused where the pairing would be a 
 
 import os
 import threading
+from functools import partial
 
 import numpy as np
 
@@ -143,6 +144,17 @@ class VideoFrames(ProcessLocal):
         """Return the open video of an episode, with its frame count checked."""
         self._check_process()
         return self._open(camera, int(self.catalog.videos(camera).file[row]), np.asarray([row])).reader
+
+    def open_ahead(self, camera: str, rows: np.ndarray) -> None:
+        """Start to open the videos of episodes (table rows) of a remote dataset. Returns at once."""
+        files = self.catalog.files
+        if files.is_local:
+            return
+        self._check_process()
+        files.remote_files.fetcher.submit(partial(self._open_row, camera, row) for row in rows.tolist())
+
+    def _open_row(self, camera: str, row: int, stop: threading.Event) -> None:
+        self.reader(camera, row)
 
     def prefetch(self, camera: str, row: int, first: int, last: int, most: int) -> None:
         """Start to fetch frames `first` to `last` of an episode (table row) of a remote dataset, and up to `most`.

@@ -1,0 +1,195 @@
+"""Rows of one episode of a data file on a server, without the rest of the file.
+
+The first batch of a run has samples of dozens of data files. To fetch and decode whole files would take gigabytes and
+minutes before it. The row groups of an episode are a small part of a file that was written episode by episode. Of a
+file of one row group the columns are read up to the end of the episode.
+
+An episode is read so only where the file proves that its rows are where `meta/` lists them, and nowhere else: by the
+smallest and largest `episode_index` of each row group, or by the column. Everything else is for a reader of the whole
+file, which tells what is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from understudy.storage.byte_source import as_file
+from understudy.storage.dataset_root import Files
+from understudy.storage.parquet_faults import check_values
+
+_ROWS_AT_ONCE = 1024
+_READ = 1 << 18  # bytes of a column that are read at once
+_GAP = 1 << 16  # bytes between two columns that are fetched with them: a request costs more
+_MARGIN = 1.1  # of the bytes of rows of equal size
+_LARGE = 1 << 20  # bytes of a part that is fetched by several requests
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where `meta/` lists the rows of an episode: rows [begin, end) of a file with `listed` rows in all."""
+
+    episode: int
+    begin: int
+    end: int
+    listed: int
+
+
+class RowPart:
+    """The rows of an episode in a data file.
+
+    Attributes:
+        share: bytes of its row groups and of the footer over those of the file.
+
+    Args:
+        files: the dataset's.
+        path: the data file.
+        names: columns to read; those that the file lacks are left out.
+        episodes: the column of these that holds numbers of episodes.
+        place: where the episode is listed.
+
+    Raises:
+        DatasetError: the file cannot be opened.
+    """
+
+    def __init__(self, files: Files, path: str, names: list[str], episodes: str, place: Place) -> None:
+        self._files, self._path, self._episodes, self._place = files, path, episodes, place
+        self._source = files.source(path)
+        with files.explained(path):
+            self._metadata = pq.read_metadata(as_file(self._source, _GAP))
+        schema = self._metadata.schema.to_arrow_schema()
+        self._leaves = [field.name for field in schema for _ in range(_leaves_of(field.type))]
+        self._names = [name for name in names if name in schema.names]
+        counts = [self._metadata.row_group(g).num_rows for g in range(self._metadata.num_row_groups)]
+        self._ends = np.cumsum([0, *counts])
+        first, last = np.searchsorted(self._ends, [place.begin, max(place.begin, place.end - 1)], "right") - 1
+        self._groups = range(int(first), min(int(last) + 1, len(counts)))
+        self._spans = self._find_spans()
+        size = self._metadata.serialized_size + int(self._spans[:, 1].sum())
+        self.share = size / max(1, self._source.size)
+
+    def _find_spans(self) -> np.ndarray:
+        """Spans of the needed bytes, int64 (k, 2) of (offset, size)."""
+        spans: list[list[int]] = []
+        for group in self._groups:
+            begin, end = int(self._ends[group]), int(self._ends[group + 1])
+            needed = min(1.0, (self._place.end - begin) / max(1, end - begin))
+            for leaf, (offset, size) in enumerate(_chunks(self._metadata.row_group(group))):
+                name = self._leaves[leaf]
+                if name in self._names:
+                    most = size if name == self._episodes else min(size, int(size * needed * _MARGIN) + _GAP)
+                    spans.append([offset, offset + most])
+        joined: list[list[int]] = []
+        for offset, stop in sorted(spans):
+            if joined and offset <= joined[-1][1] + _GAP:
+                joined[-1][1] = max(stop, joined[-1][1])
+            else:
+                joined.append([offset, stop])
+        return np.array([(offset, stop - offset) for offset, stop in joined], np.int64).reshape(-1, 2)
+
+    def prefetch_large(self) -> bool:
+        """Start to fetch the bytes where they take several requests; return whether they do."""
+        is_large = bool(self._spans[:, 1].sum() > _LARGE)
+        if is_large:
+            self._source.prefetch(self._spans)
+        return is_large
+
+    def read(self) -> pa.Table | None:
+        """Read the rows; None where the file does not prove that they are where they are listed."""
+        try:
+            return self._read()
+        finally:
+            self._source.close()
+
+    def _read(self) -> pa.Table | None:
+        place = self._place
+        if not 0 <= place.begin < place.end <= int(self._ends[-1]):
+            return None
+        if not self.prefetch_large():
+            for offset, size in self._spans.tolist():
+                self._source.read(offset, size)  # one request, where Arrow would make one for each column
+        with self._files.explained(self._path):
+            file = pq.ParquetFile(
+                as_file(self._source, _GAP),
+                metadata=self._metadata,
+                page_checksum_verification=True,
+                pre_buffer=False,
+                buffer_size=_READ,
+            )
+            if not self._is_proven(file):
+                return None
+            table = self._take(file)
+            check_values(table, self._files.where(self._path))
+        return table
+
+    def _is_proven(self, file: pq.ParquetFile) -> bool:
+        """Whether the rows of the episode are where they are listed, and no others."""
+        place = self._place
+        if self._episodes not in self._names:
+            return int(self._ends[-1]) == place.listed
+        for group in range(self._metadata.num_row_groups):
+            begin, end = int(self._ends[group]), int(self._ends[group + 1])
+            inside = max(begin, place.begin) - begin, min(end, place.end) - begin
+            bounds = _bounds(self._metadata.row_group(group), self._episodes)
+            if bounds is None:
+                return False
+            if not bounds[0] <= place.episode <= bounds[1]:
+                if inside[0] < inside[1]:
+                    return False
+            elif bounds[0] < bounds[1] or inside != (0, end - begin):
+                column = file.read_row_group(group, [self._episodes], use_threads=False).column(0)
+                ids = column.to_numpy()
+                is_inside = np.zeros(len(ids), bool)
+                is_inside[inside[0] : max(inside)] = inside[0] < inside[1]
+                if column.null_count or ((ids == place.episode) != is_inside).any():
+                    return False
+        return True
+
+    def _take(self, file: pq.ParquetFile) -> pa.Table:
+        """Read batches until the end of the episode."""
+        place, parts = self._place, []
+        at = int(self._ends[self._groups.start])
+        batches = file.iter_batches(_ROWS_AT_ONCE, list(self._groups), self._names, use_threads=False)
+        for batch in batches:
+            low, high = max(place.begin, at), min(place.end, at + len(batch))
+            if low < high:
+                parts.append(batch.slice(low - at, high - low))
+            at += len(batch)
+            if at >= place.end:
+                break
+        return pa.Table.from_batches(parts).select(self._names)
+
+
+def _leaves_of(kind: pa.DataType) -> int:
+    """Columns of a file that hold values of a type."""
+    if pa.types.is_struct(kind):
+        return sum(_leaves_of(field.type) for field in kind)
+    if pa.types.is_map(kind):
+        return _leaves_of(kind.key_type) + _leaves_of(kind.item_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return _leaves_of(kind.storage_type)
+    return _leaves_of(kind.value_type) if kind.num_fields else 1
+
+
+def _chunks(group: pq.RowGroupMetaData) -> list[tuple[int, int]]:
+    """(offset, size) of each column of a row group."""
+    found = []
+    for number in range(group.num_columns):
+        column = group.column(number)
+        offsets = [column.data_page_offset, *([column.dictionary_page_offset] if column.has_dictionary_page else [])]
+        found.append((min(offsets), column.total_compressed_size))
+    return found
+
+
+def _bounds(group: pq.RowGroupMetaData, name: str) -> tuple[Any, Any] | None:
+    """Smallest and largest episode of a row group by its statistics; None where there are none."""
+    for number in range(group.num_columns):
+        column = group.column(number)
+        if column.path_in_schema == name:
+            known = column.statistics if column.is_stats_set else None
+            return (known.min, known.max) if known is not None and known.has_min_max and not known.null_count else None
+    return None
