@@ -13,13 +13,13 @@ stores and merges one part at a time, with the seconds per part that were measur
     python benchmarks/scale_out.py --loaders 256 --batch 8192 --millions 18.8
 
 makes the loaders of so many ranks in turn, each in a process of its own with all defaults, and takes the first batch of
-each. The dataset is that of `rows.py`; a loader before them has decoded its columns for the host.
+each. The dataset is that of `rows.py`, whose columns are decoded by the first rank that reads a file.
 
     exact               the samples of all ranks together are the batch that the order names, each once
     video_ratio         bytes of videos that all ranks have read when their first batch is there, over those that
                         decoding its samples needs, from the key frame on; clips serve the next batches, too
     row_mb              resident pages of the mapped columns of a rank, beside `needed_row_mb` of its samples
-    other_mb            bytes of other files that a rank has read
+    other_mb            bytes of other files that a rank has read: those of the data files that it decodes for the host
     first_s, cpu_s      seconds and CPU seconds from the dataset's path to the first batch
     anonymous_mb        largest of all ranks, beside the plan of each
 """
@@ -234,10 +234,10 @@ def simulate(episodes: int, workers: int, per_frame: float, frames_of_part: int,
 def load_first_batch(root: Path, batch: int, rank: int, world: int) -> dict[str, Any]:
     """Make the loader of a rank with all defaults and take its first batch: figures of this process.
 
-    `read` has the bytes that were read from files of each kind until then, read-ahead included, `samples` (episode,
-    frame) of each sample.
+    `video` has the bytes that were read from videos until then, read-ahead included, `others` those of all other reads
+    by calls, `samples` (episode, frame) of each sample.
     """
-    read, fill = Counter[str](), LocalSource.fill
+    read, fill, all_before = Counter[str](), LocalSource.fill, read_bytes()
 
     def count(source: LocalSource, offset: int, memory: memoryview) -> None:
         read[Path(source.where).suffix] += len(memory)
@@ -247,7 +247,8 @@ def load_first_batch(root: Path, batch: int, rank: int, world: int) -> dict[str,
     place = {"rank": rank, "world_size": world}
     with mock.patch.object(LocalSource, "fill", count), us.Loader(root, batch_size=batch, seed=0, **place) as loader:
         first = next(loader)
-        facts = {"first_s": time.perf_counter() - begun, "cpu_s": cpu_seconds() - cpu, "read": dict(read)}
+        facts = {"first_s": time.perf_counter() - begun, "cpu_s": cpu_seconds() - cpu, "video": read[".mp4"]}
+        facts["others"] = read_bytes() - all_before - read[".mp4"]
         facts |= {"anonymous": anonymous_bytes() - anonymous, "planned": loader.plan.bytes, "mapped": mapped_bytes()}
     numbers = [first[key].tolist() for key in ("episode_index", "frame_index")]
     return facts | {"samples": list(zip(*numbers))}
@@ -272,6 +273,11 @@ def decoded_bytes(root: Path, samples: Sequence[tuple[int, int]]) -> int:
     return int((ends[place] - begins[place]).sum()) * len(rows.CAMERAS)
 
 
+def read_bytes() -> int:
+    """Bytes of all reads of this process by calls, Linux alone."""
+    return int(Path("/proc/self/io").read_text().split("rchar:")[1].split()[0])
+
+
 def mapped_bytes() -> int:
     """Resident bytes of the columns that this process maps."""
     total, is_counted = 0, False
@@ -290,19 +296,18 @@ def load_in_turn(root: Path, batch: int, world: int) -> dict[str, Any]:
         before = pool.apply(load_first_batch, (root, batch, 0, world))
         ranks = [pool.apply(load_first_batch, (root, batch, rank, world)) for rank in range(world)]
     needed, row = decoded_bytes(root, named) / world, batch // world * ROW
-    video = np.array([one["read"].get(".mp4", 0) for one in ranks])
-    others = np.array([sum(one["read"].values()) for one in ranks]) - video
-    found = {key: np.array([one[key] for one in ranks]) for key in ("first_s", "cpu_s", "anonymous", "mapped")}
+    keys = ("first_s", "cpu_s", "anonymous", "mapped", "video", "others")
+    found = {key: np.array([one[key] for one in ranks]) for key in keys}
     return {
         "exact": Counter(sample for one in ranks for sample in one["samples"]) == Counter(named),
         "distinct": len(set(named)),
         "episodes": len({episode for episode, _ in named}),
         "needed_video_mb": needed / 1e6,
-        "video_mb": spread(video / 1e6),
-        "video_ratio": float(video.mean() / needed),
+        "video_mb": spread(found["video"] / 1e6),
+        "video_ratio": float(found["video"].mean() / needed),
         "needed_row_mb": row / 1e6,
         "row_mb": spread(found["mapped"] / 1e6),
-        "other_mb": spread(others / 1e6),
+        "other_mb": spread(found["others"] / 1e6),
         "first_of_the_host_s": before["first_s"],
         "first_s": spread(found["first_s"]),
         "cpu_s": spread(found["cpu_s"]),
