@@ -9,7 +9,7 @@ statistics per channel, too, as rows of their pixels.
 """
 
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,12 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
     return Moments(count, a.mean + delta * share, m2, np.minimum(a.min, b.min), np.maximum(a.max, b.max))
 
 
+@cache
+def _no_moments(shape: tuple[int, ...]) -> Moments:
+    zero = np.zeros(shape)
+    return Moments(np.zeros(shape, np.int64), zero, zero, np.full(shape, np.inf), np.full(shape, -np.inf))
+
+
 class RowSample:
     """Rows 0, stride, 2 * stride, ... of all rows added.
 
@@ -108,8 +114,7 @@ class RunningStatistics:
 
     def __init__(self, shape: tuple[int, ...], keep: int = 1 << 16) -> None:
         self.shape, self.rows = shape, 0
-        zero = np.zeros(shape)
-        self._moments = Moments(np.zeros(shape, np.int64), zero, zero, np.full(shape, np.inf), np.full(shape, -np.inf))
+        self._moments = _no_moments(shape)
         self._sample = RowSample(limit=max(2, keep))
 
     def add(self, values: np.ndarray) -> None:
@@ -141,13 +146,14 @@ class RunningStatistics:
         if self.rows == 0:
             raise ValueError("no rows were added")
         some = self._moments.count > 0
-        rows = self._sample.rows().astype(np.float64)
+        rows, quantile = self._sample.rows().astype(np.float64), np.quantile
         finite = np.isfinite(rows)
-        sampled = finite.any(axis=0)  # sampling may drop the few finite values of a column
-        safe = np.where(sampled, np.where(finite, rows, np.nan), self._moments.mean)
-        quantile = np.quantile if finite.all() else np.nanquantile  # the second is some ten times slower
+        if not finite.all():
+            quantile = np.nanquantile  # some ten times slower
+            sampled = finite.any(axis=0)  # sampling may drop the few finite values of a column
+            rows = np.where(sampled, np.where(finite, rows, np.nan), self._moments.mean)
         figures = {name: getattr(self._moments, name) for name in ("min", "max", "mean", "std")}
-        figures |= dict(zip(QUANTILES, quantile(safe, list(QUANTILES.values()), axis=0)))
+        figures |= dict(zip(QUANTILES, quantile(rows, list(QUANTILES.values()), axis=0)))
         shaped = {name: np.where(some, figure, np.nan).reshape(self.shape or (1,)) for name, figure in figures.items()}
         ordered = {name: shaped[name] for name in ("min", "max", "mean", "std")}
         return ordered | {"count": np.array([self.rows], np.int64)} | {name: shaped[name] for name in QUANTILES}

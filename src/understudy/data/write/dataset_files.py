@@ -189,12 +189,9 @@ def is_recorded_here(files: Files) -> bool:
 
 def statistic_type(feature: Feature, name: str) -> pa.DataType:
     """Return the Arrow type of one statistic: nested lists; extremes of integers are integers."""
+    kind = pa.int64() if _is_integer(feature, name) else pa.float64()
     if name == "count":
-        return pa.list_(pa.int64())
-    kind = pa.float64()
-    is_scaled = feature.is_encoded or (feature.pixel_axes is not None and feature.dtype == "uint8")
-    if name in ("min", "max") and not is_scaled and np.dtype(feature.dtype).kind in "biu":
-        kind = pa.int64()
+        return pa.list_(kind)
     for _ in range(3 if feature.is_encoded else len(feature.statistics_shape)):
         kind = pa.list_(kind)
     return kind
@@ -202,12 +199,16 @@ def statistic_type(feature: Feature, name: str) -> pa.DataType:
 
 def statistic_value(feature: Feature, name: str, figure: np.ndarray) -> Any:
     """Convert one statistic to nested lists of Python numbers of `statistic_type`."""
-    kind = statistic_type(feature, name)
-    while pa.types.is_list(kind):
-        kind = kind.value_type
-    if not pa.types.is_integer(kind):
+    if not _is_integer(feature, name):
         return figure.astype(np.float64).tolist()
     return figure.clip(-(2.0**63), np.nextafter(2.0**63, 0)).astype(np.int64).tolist()  # floats of 64-bit integers
+
+
+def _is_integer(feature: Feature, name: str) -> bool:
+    if name not in ("min", "max"):
+        return name == "count"
+    is_scaled = feature.is_encoded or (feature.pixel_axes is not None and feature.dtype == "uint8")
+    return not is_scaled and np.dtype(feature.dtype).kind in "biu"
 
 
 def statistic_columns(feature: Feature, figures: Mapping[str, np.ndarray]) -> dict[str, Any]:
