@@ -3,6 +3,7 @@
     python benchmarks/rows.py                                   0.27, 2.7 and 18.8 million frames
     python benchmarks/rows.py --millions 0.27 200 --json
     python benchmarks/rows.py --before CHECKOUT                 in turns with another checkout of the project
+    python benchmarks/rows.py --per-file 1 --linked 0           an episode per data file, as older datasets have it
     python benchmarks/rows.py --copied --python lerobot=PATH    real files, beside LeRobot's dataset and Lance
 
 The layout is DROID's: episodes of 268 frames, 1000 of them in a data file of two vectors of seven numbers, distinct in
