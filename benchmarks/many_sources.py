@@ -12,7 +12,8 @@ script writes the settings file. The run trains the policy `flow` with batches o
     first_s         seconds from the command to step 1, with no file of the sources in a cache of the project
     later_s         the same of a second run over the same sources
     resume_s        the same of `resume` after a kill
-    extra_s         first_s, later_s and resume_s beyond those of three sources: first_extra_s, later_extra_s, …
+    …_cpu_s         CPU seconds of the same starts, of all threads: first_cpu_s, later_cpu_s, resume_cpu_s
+    …_extra_s       each of these beyond that of three sources: first_extra_s, first_cpu_extra_s, …
     extra_mb        largest resident memory until step 1, beyond that of three sources: of the first start
     steps_s         steps a second behind step 1
     config_mb       bytes of config.yaml and order.json
@@ -137,12 +138,12 @@ def start(words: list[str], out: Path, steps: int, tree: str, cache: Path, limit
                 raise SystemExit(f"no step in {time.perf_counter() - begun:.0f} s: {' '.join(words)}\n{said.read()}")
             time.sleep(0.02)
         first, first_at = time.perf_counter() - begun, time.perf_counter()
-        peak = _peak(run.pid)
+        peak, cpu = _peak(run.pid), _cpu(run.pid)
         while _lines(metrics) < seen + steps and run.poll() is None:
             time.sleep(0.02)
         rate = (_lines(metrics) - seen) / (time.perf_counter() - first_at)
         run.send_signal(signal.SIGKILL)
-    return {"seconds": first, "peak_mb": peak, "steps_s": rate}
+    return {"seconds": first, "cpu": cpu, "peak_mb": peak, "steps_s": rate}
 
 
 def _lines(metrics: Path) -> int:
@@ -153,6 +154,11 @@ def _lines(metrics: Path) -> int:
 def _peak(pid: int) -> float:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1e3
+
+
+def _cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(folder: Path, tree: str, sources: int, with_videos: bool, steps: int, limit: float) -> dict[str, float]:
@@ -166,10 +172,10 @@ def measure(folder: Path, tree: str, sources: int, with_videos: bool, steps: int
         later = start([*common_words, str(place / "two")], place / "two", 2 * steps, tree, cache, limit)
         resumed = start(["resume", str(place / "two")], place / "two", 2, tree, cache, limit)
         recorded = sum((place / "two" / name).stat().st_size for name in ("config.yaml", "order.json"))
+    starts = {"first": first, "later": later, "resume": resumed}
     return {
-        "first_s": first["seconds"],
-        "later_s": later["seconds"],
-        "resume_s": resumed["seconds"],
+        **{f"{name}_s": found["seconds"] for name, found in starts.items()},
+        **{f"{name}_cpu_s": found["cpu"] for name, found in starts.items()},
         "peak_mb": first["peak_mb"],
         "steps_s": later["steps_s"],
         "config_mb": recorded / 1e6,
@@ -178,7 +184,8 @@ def measure(folder: Path, tree: str, sources: int, with_videos: bool, steps: int
 
 def beyond(found: dict[str, float], few: dict[str, float]) -> dict[str, float]:
     """Add seconds and memory beyond those of few sources."""
-    extra = {name.replace("_s", "_extra_s"): found[name] - few[name] for name in ("first_s", "later_s", "resume_s")}
+    names = [name for name in found if name.endswith("_s") and name != "steps_s"]
+    extra = {f"{name.removesuffix('_s')}_extra_s": found[name] - few[name] for name in names}
     return found | extra | {"extra_mb": found["peak_mb"] - few["peak_mb"]}
 
 
