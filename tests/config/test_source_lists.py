@@ -130,6 +130,11 @@ def test_what_a_glob_may_not_match_is_refused(data: Path, tmp_path: Path) -> Non
         load(TrainConfig, tmp_path / "c.yaml")
 
 
+def test_a_flag_without_a_value_is_refused() -> None:
+    with refused("--data.sources", "CSV", kind=ConfigError):
+        read_flags(TrainConfig, ["--data.sources"], {})
+
+
 def test_a_stored_run_keeps_its_sources(data: Path) -> None:
     with refused("--data.sources", kind=ConfigError):
         read_flags(TrainConfig, ["--data.sources", "data/*/"], {}, new=False)

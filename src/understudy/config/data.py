@@ -152,7 +152,8 @@ class DataConfig(DatasetConfig):
     """The data of a run."""
 
     sources: tuple[SourceConfig, ...] = ()
-    """Mixture of several datasets, instead of the single one above; only in a file (docs/mixtures.md)."""
+    """Mixture of several datasets, instead of the single one above: entries in a file of settings, or globs and list
+    files in CSV, as in `--data.sources 'data/*/'` (docs/mixtures.md)."""
     cameras: tuple[str, ...] = ()
     """Keys of the policy's cameras (`observation.images.wrist`); the default is every camera of any source. `none`: no
     camera."""

@@ -164,6 +164,8 @@ class _Line:
                 self._put(setting, values)
             elif setting.item is SourceConfig and not self.new:
                 self.errors.append(f"{flag}: a run keeps the sources it was started with; start a new run for others")
+            elif setting.item is SourceConfig:
+                self.errors.append(f"{flag}: no value follows it; give globs in quotes, or a list file in CSV")
             elif setting.item is not None:
                 self.errors.append(f"{flag}: a list, which only a settings file can set")
             else:
