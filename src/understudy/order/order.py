@@ -1,6 +1,6 @@
 """`Order`: the sample at each position, as one pure function of (spec, position).
 
-    position -> schedule entry -> slot -> (source, index in its stream)    mixture/whole_slots.py, shared_slots.py
+    position -> schedule entry -> slot -> (source, index in its stream)    shares.py, shared_slots.py
     index -> (epoch, index in the epoch) -> line number                    lanes.py
     line number -> (episode, frame)                                        frame_numbering.py
 

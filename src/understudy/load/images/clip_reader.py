@@ -91,7 +91,7 @@ class Cursors:
             camera: key of the camera.
             row: table row of the episode.
             position: display position of the first frame to decode.
-            own: the cursor that the caller already holds. It is taken if it is over this video, and returned if not.
+            held: the cursor that the caller already holds. It is taken if it is over this video, and returned if not.
         """
         key = (id(dataset), camera, int(dataset.catalog.videos(camera).file[row]))
         cursor = held if held is not None and held.key == key else None

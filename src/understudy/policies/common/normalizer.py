@@ -137,7 +137,7 @@ class Normalizer(nn.Module):
         """Read the normalization of H heads.
 
             "heads": H names; without it there is one, and the arrays may lack their first dimension
-            "action", "observation.state": {"offset": [H][dim], "spread": [H][dim]}, see `affine.py`
+            "action", "observation.state": {"offset": [H][dim], "spread": [H][dim]}, see `Affine`
             "delta": bool [H][A], the dimensions of the action that are learnt as difference to that of the same number
                 of the state; without it none
             "dims": {"action": [H], "observation.state": [H]}, how many dimensions are a head's own; without it all

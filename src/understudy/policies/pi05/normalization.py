@@ -6,7 +6,7 @@
                  the file that it names          MEAN_STD: (x - mean) / (std + eps)
     understudy   normalisation.json
 
-`stored_figures.py` has the arithmetic, and the rounding that keeps the smallest state at -1.
+The rounding keeps the smallest state at -1.
 """
 
 import logging

@@ -1,0 +1,159 @@
+"""Names in docstrings exist: arguments under `Args:`, and files of Python. Imports no module."""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("src", "packages", "benchmarks", "tests", "scripts", "examples", "exams", "recipes")
+FILE = re.compile(r"(?<![\w/.:*-])/?[\w./-]*\w\.py\b")
+ARGS = re.compile(r"^Args:\n((?: {4}.*\n|\n)*)", re.MULTILINE)
+NOT_OURS = {
+    "FILE.py": "of a user",
+    "/path/FILE.py": "of a user",
+    "my_policy.py": "of a user",
+    "../tests/x.py": "an example of a link",
+    "policy_code.py": "in a run, the copy of a policy's code",
+    "lerobot_train.py": "LeRobot",
+    "lerobot/envs/utils.py": "LeRobot",
+    "lerobot/envs/libero.py": "LeRobot",
+    "examples/libero/main.py": "openpi",
+    "scripts/train_pytorch.py": "openpi",
+    "compute_droid_nonidle_ranges.py": "openpi",
+}
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Syntax tree of each file, by its path below the root of the repository."""
+    paths = [*ROOT.glob("*.py")]
+    for folder in FOLDERS:
+        paths += (ROOT / folder).rglob("*.py")
+    return {path.relative_to(ROOT): ast.parse(path.read_text()) for path in paths}
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[Documented, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, Documented):
+            yield node, ast.get_docstring(node) or ""
+
+
+def label(path: Path, node: Documented) -> str:
+    return f"{path}: {getattr(node, 'name', 'module')}"
+
+
+def arguments(text: str) -> list[str]:
+    """Names that begin an entry under `Args:`."""
+    section = ARGS.search(text + "\n")
+    entries = re.findall(r"^ {4}(\S[^:]*):", section[1] if section else "", re.MULTILINE)
+    return [name.strip("* ") for entry in entries for name in entry.split(",")]
+
+
+def classes(files: Iterable[ast.Module]) -> dict[str, ast.ClassDef]:
+    nodes = chain.from_iterable(map(ast.walk, files))
+    return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+
+
+def fields(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> set[str]:
+    """Annotated names of a class and its bases, as of a dataclass or a TypedDict."""
+    annotated = [part.target for part in node.body if isinstance(part, ast.AnnAssign)]
+    names = {target.id for target in annotated if isinstance(target, ast.Name)}
+    for base in node.bases:
+        name = ast.unparse(base).rpartition(".")[2]
+        if name in known and known[name] is not node:
+            names |= fields(known[name], known)
+    return names
+
+
+def parameters(node: Documented, known: dict[str, ast.ClassDef]) -> set[str]:
+    """Names that a call of a function or class takes; of `**options: Unpack[Options]`, the keys."""
+    if isinstance(node, ast.Module):
+        return set()
+    if isinstance(node, ast.ClassDef):
+        names = fields(node, known)
+        for part in node.body:
+            if isinstance(part, ast.FunctionDef) and part.name in ("__init__", "__new__"):
+                names |= parameters(part, known)
+        return names
+    names = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
+    options = node.args.kwarg
+    if options is not None and options.annotation is not None:
+        taken = re.search(r"Unpack\[(?:\w+\.)*(\w+)\]", ast.unparse(options.annotation))
+        names |= fields(known[taken[1]], known) if taken else set()
+    return names
+
+
+def strange_arguments(
+    tree: ast.Module,
+    known: dict[str, ast.ClassDef],
+) -> dict[Documented, list[str]]:
+    found = {}
+    for node, text in docstrings(tree):
+        strange = [name for name in arguments(text) if name not in parameters(node, known)]
+        if strange or ("Args:\n" in text and not arguments(text)):
+            found[node] = strange
+    return found
+
+
+def exists(name: str, path: Path, files: Iterable[Path]) -> bool:
+    """Whether `name` is in the folder of a file, the end of one path, or a path from a root."""
+    if not name.startswith("/") and (path.parent / name) in files:
+        return True
+    ends = [other for other in files if f"/{other.as_posix()}".endswith(f"/{name}")]
+    return len(ends) == 1 or Path(name) in files or Path("src/understudy") / name in files
+
+
+def strange_files(path: Path, tree: ast.Module, files: Iterable[Path]) -> list[str]:
+    named = [name for _, text in docstrings(tree) for name in FILE.findall(text)]
+    return [name for name in named if not exists(name, path, files)]
+
+
+def test_arguments_of_docstrings_are_parameters() -> None:
+    known = classes(trees().values())
+    found = {}
+    for path, tree in trees().items():
+        strange = strange_arguments(tree, known)
+        found |= {label(path, node): names for node, names in strange.items()}
+    assert found == {}
+
+
+def test_files_named_in_docstrings_exist() -> None:
+    found = set()
+    for path, tree in trees().items():
+        if path.name != Path(__file__).name:
+            found |= {(str(path), name) for name in strange_files(path, tree, trees())}
+    assert {(path, name) for path, name in found if name not in NOT_OURS} == set(), "give the path"
+    assert {name for _, name in found} == set(NOT_OURS), "no longer named"
+
+
+@pytest.mark.parametrize(
+    ("head", "entries", "strange"),
+    [
+        ("def f(a, *, b=1):", "a: x.\n        b: y\n            z: continued.", []),
+        ("def f(a):", "a, b: x.", ["b"]),
+        ("class A(B):", "b: a field of the base.\n        c: none.", ["c"]),
+        ("def f(**options: Unpack[B]):", "b: a key.\n        c: none.", ["c"]),
+    ],
+)
+def test_the_check_of_arguments_sees_a_wrong_name(
+    head: str,
+    entries: str,
+    strange: list[str],
+) -> None:
+    text = f"{head}\n    '''Do.\n\n    Args:\n        {entries}\n    '''"
+    tree = ast.parse(f"class B:\n    b: int\n{text}")
+    found = strange_arguments(tree, classes([tree]))
+    assert [name for names in found.values() for name in names] == strange
+
+
+def test_the_check_of_files_sees_a_dead_name() -> None:
+    files = [Path("src/understudy") / name for name in ("a/x.py", "b/x.py", "b/y.py")]
+    tree = ast.parse("'''x.py, b/x.py, `y.py`, z.py, c/y.py, but not *.py and https://a.b/z.py.'''")
+    assert strange_files(Path("tests/test_a.py"), tree, files) == ["x.py", "z.py", "c/y.py"]
+    assert strange_files(files[0], tree, files) == ["z.py", "c/y.py"]
