@@ -166,6 +166,7 @@ class RemoteFiles:
         self._durations: deque[float] = deque(maxlen=_MEASURED)
         self._reached = bool(pin)
         self._stats: dict[str, Stat] = {}
+        self._asking: dict[str, threading.Lock] = {}  # of files that a thread asks about for the first time
         self._lock = threading.Lock()
         self._check: VersionCheck | None = None
         if version is not None:
@@ -212,8 +213,15 @@ class RemoteFiles:
         """
         with self._lock:
             stat = self._stats.get(path)
-        if stat is not None:
-            return stat
+            if stat is not None:
+                return stat
+            asking = self._asking.setdefault(path, threading.Lock())
+        with asking:  # a second thread waits for the answer to the first
+            with self._lock:
+                stat = self._stats.get(path)
+            return self._ask_first(path) if stat is None else stat
+
+    def _ask_first(self, path: str) -> Stat:
         name = self.store.name(path)
         note = os.path.join(self.cache.folder, "known", hashlib.sha256(name.encode()).hexdigest())
         with contextlib.ExitStack() as stack:
@@ -235,6 +243,7 @@ class RemoteFiles:
         if self._check is not None:
             self._check.confirm(path, stat)
         with self._lock:
+            self._asking.pop(path, None)
             return self._stats.setdefault(path, stat)
 
     def _store_head(self, entry: Entry, head: bytes) -> None:

@@ -184,7 +184,8 @@ class Rows(ProcessLocal):
             self._make_locks()
         file_of = self.catalog.episodes.data_file[rows]
         numbers = np.unique(file_of).tolist()
-        self.prefetch(rows)
+        if len(numbers) > 1:
+            self.prefetch(rows)
         self._load_all(numbers)
         parts: list[tuple[np.ndarray, dict[str, np.ndarray | list[Any]]]] = []
         for file in numbers:
