@@ -1,0 +1,246 @@
+"""Imports between the distributions to come: `python scripts/seams.py`.
+
+With `--against` it lists those that are not allowed. `src/understudy` shall become eight
+distributions, each with a person who installs it alone. WHEELS says which file goes into which of
+them, ARROWS which of them may import which. Nothing is moved yet: tests/test_seams.py lists the
+imports that are not allowed, and refuses new ones.
+
+An import counts wherever it is written: in a function, in a stub, as an attribute of an imported
+module, as a text "module", or as "module:name", also below the package of the file.
+"""
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+CUT = "cut"
+"""Files that shall be taken out. Their imports do not count, nor do imports of them."""
+WHEELS = {
+    CUT: """
+        report.compare.page report.compare.runs report.compare.differences report.compare.results
+        cli.completion train.profiling.peak_check train.profiling.live_bytes load.images.planes
+        storage.mapped_tables edit.recommend public_names
+    """,
+    "base": """
+        _version atomic batch_keys booleans bytesize cores credentials dataset_address episode_ids
+        errors lru optional_packages plural progress records temporary
+    """,
+    "data": """
+        order order_file video storage hub data load integrations
+        checksums parts plain_values process_rank prompt_metadata
+    """,
+    "kit": """
+        config.__init__ config.declare config.files config.flags config.help config.limits
+        config.schema config.values config.workers report.__init__ report.curves report.page
+        cli.__init__ cli.arguments cli.commands cli.console cli.help_texts cli.main __main__
+        distributed.launch distributed.signals
+    """,
+    "client": """
+        contract serve.__init__ serve.access serve.async_chunks serve.client serve.dialects
+        serve.protocol
+    """,
+    "tools": """
+        check edit imports hub.upload storage.bucket report.check_page report.view cli.hub
+        cli.data.check cli.data.check_several cli.data.edit cli.data.importing cli.data.order
+        cli.data.publish cli.data.ranges cli.data.select cli.data.view
+    """,
+    "understudy": """
+        __init__ devices optim policies config distributed train report cli
+        rollout.files envs.gymnasium_options
+    """,
+    "robot": """
+        serve rollout envs config.serve policies.contracts policies.folder_contract report.why
+        report.run.rollouts train.background_rollouts cli.contract cli.demo cli.replay cli.serve
+        cli.why cli.data.record
+    """,
+    "zoo": """
+        policies.lerobot policies.world_action policies.value policies.graph policies.flow.graph
+        policies.folder_formats policies.pi05.export policies.pi05.jax_tree data.read.returns
+        train.score train.validation.imagined cli.data.score
+    """,
+}
+"""Modules and folders below `understudy` by distribution; the longest entry of a module holds."""
+LEARNING = {"base", "data", "kit", "client"}
+ARROWS: dict[str, set[str]] = {
+    "base": set(),
+    "data": {"base"},
+    "kit": {"base"},
+    "client": {"base"},
+    "tools": LEARNING,
+    "understudy": LEARNING,
+    "robot": LEARNING | {"understudy"},
+    "zoo": LEARNING | {"understudy"},
+    "conformance": set(),
+    "lerobot_service": LEARNING | {"understudy", "robot"},
+}
+
+
+class Crossing(NamedTuple):
+    """A name that a module takes from another distribution."""
+
+    wheel: str
+    """Distribution of the module."""
+    module: str
+    """The module, without `understudy.`."""
+    other: str
+    """Distribution of the name."""
+    name: str
+    """`MODULE:NAME`, without `understudy.`; `MODULE:` for a module."""
+
+    def __str__(self) -> str:
+        return f"{self.wheel} -> {self.other}: {self.module} takes {self.name}"
+
+
+def find_modules(root: Path = ROOT) -> dict[str, dict[str, Path]]:
+    """Files of each distribution by the name of the module; that of a stub ends with `.pyi`."""
+    found: dict[str, dict[str, Path]] = defaultdict(dict)
+    for top in [*root.glob("src/*"), *root.glob("packages/*/src/*")]:
+        for path in [*top.rglob("*.py"), *top.rglob("*.pyi")]:
+            parts = path.relative_to(top).with_suffix("").parts
+            wheel = top.name.removeprefix("understudy_")
+            if wheel == "understudy":
+                wheel = find_wheel(parts)
+            name = ".".join([top.name, *parts]).removesuffix(".__init__")
+            found[wheel][name + (".pyi" if path.suffix == ".pyi" else "")] = path
+    return dict(found)
+
+
+def find_wheel(parts: Sequence[str]) -> str:
+    """Return the distribution of a module.
+
+    Args:
+        parts: of its name, without `understudy`.
+
+    Raises:
+        LookupError: the table lacks it.
+    """
+    owners = {entry: wheel for wheel, entries in WHEELS.items() for entry in entries.split()}
+    for count in range(len(parts), 0, -1):
+        entry = ".".join(parts[:count])
+        if entry in owners:
+            return owners[entry]
+    raise LookupError(f"{'/'.join(parts)}.py belongs to no distribution: name it in WHEELS")
+
+
+def find_crossings(wheels: dict[str, dict[str, Path]]) -> list[Crossing]:
+    """Return each name that crosses from one distribution to another, once per module."""
+    owners = {module: wheel for wheel, files in wheels.items() for module in files}
+    found = set()
+    for wheel, files in wheels.items():
+        if wheel == CUT:
+            continue
+        for module, path in files.items():
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            package = module if path.stem == "__init__" else module.rpartition(".")[0]
+            for source, name in names_taken(tree, package, owners):
+                other = owners[source]
+                if other not in (wheel, CUT):
+                    found.add(Crossing(wheel, short(module), other, f"{short(source)}:{name}"))
+    return sorted(found, key=str)
+
+
+def short(module: str) -> str:
+    """Return the name of a module without `understudy.`."""
+    return module.removeprefix("understudy.")
+
+
+def against(crossings: list[Crossing]) -> list[Crossing]:
+    """Return those that are not allowed."""
+    return [crossing for crossing in crossings if crossing.other not in ARROWS[crossing.wheel]]
+
+
+def names_taken(
+    tree: ast.Module,
+    package: str,
+    owners: dict[str, str],
+) -> Iterator[tuple[str, str]]:
+    """Yield each (module of ours, name) that a file takes; the name is "" for a module itself.
+
+    Args:
+        tree: of the file.
+        package: of the file; texts "module:name" may be below it.
+        owners: all modules.
+    """
+    local: dict[str, str] = {}
+    loggers = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name in owners:
+                    local[alias.asname or alias.name] = alias.name
+                    yield alias.name, ""
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                module = f"{node.module}.{alias.name}"
+                if module in owners:
+                    local[alias.asname or alias.name] = module
+                    yield module, ""
+                elif str(node.module) in owners:
+                    yield str(node.module), alias.name
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "logging.getLogger":
+            loggers |= set(node.args)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield from attribute_taken(node, local, owners)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in loggers:
+            yield from text_taken(node.value, package, owners)
+
+
+def attribute_taken(
+    node: ast.Attribute,
+    local: dict[str, str],
+    owners: dict[str, str],
+) -> Iterator[tuple[str, str]]:
+    """Yield the name that an attribute takes from an imported module.
+
+    Args:
+        node: the attribute.
+        local: modules by the name that the file gives them.
+        owners: all modules.
+    """
+    text = ast.unparse(node.value)
+    for name, module in local.items():
+        if text == name or text.startswith(f"{name}."):
+            source = module + text.removeprefix(name)
+            if source in owners and f"{source}.{node.attr}" not in owners:
+                yield source, node.attr
+
+
+def text_taken(text: str, package: str, owners: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the module of a text, or its module and name, "module:name"."""
+    module, colon, name = text.partition(":")
+    if not colon:
+        if "." in text and text in owners:
+            yield text, ""
+    elif name.isidentifier():
+        for source in (module, f"{package}.{module}"):
+            if source in owners:
+                yield source, name
+
+
+def main() -> int:
+    """Print the seams, and with `--against` the names that are not allowed."""
+    crossings = find_crossings(find_modules())
+    wrong = against(crossings)
+    if "--against" in sys.argv[1:]:
+        print("\n".join(map(str, wrong)))
+        return 0
+    names = defaultdict(set)
+    modules = defaultdict(set)
+    for crossing in crossings:
+        names[crossing.wheel, crossing.other].add(crossing.name)
+        modules[crossing.wheel, crossing.other].add(crossing.module)
+    for (wheel, other), taken in sorted(names.items()):
+        mark = "" if other in ARROWS[wheel] else "  not allowed"
+        takers = len(modules[wheel, other])
+        print(f"{wheel + ' -> ' + other:32}{len(taken):4} names in {takers:3} modules{mark}")
+    print(f"names against the arrows: {len(wrong)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""Imports between the distributions to come, by scripts/seams.py. Imports no module of ours."""
+
+import ast
+import runpy
+from pathlib import Path
+
+import pytest
+
+SEAMS = runpy.run_path(str(Path(__file__).parents[1] / "scripts/seams.py"))
+NOT_YET = """
+data -> zoo: data.dataset takes data.read.returns:ReturnTarget
+data -> zoo: data.dataset takes data.read.returns:Returns
+data -> zoo: load.batch_request takes data.read.returns:ReturnTarget
+kit -> data: cli.main takes load.malloc:keep_freed_memory
+kit -> data: cli.main takes process_rank:module_command
+kit -> data: cli.main takes video.native.loops:check_native_mode
+kit -> data: config.workers takes parts:Workers
+kit -> robot: cli.commands takes cli.contract:contract
+kit -> robot: cli.commands takes cli.data.record:record
+kit -> robot: cli.commands takes cli.demo:demo
+kit -> robot: cli.commands takes cli.replay:replay
+kit -> robot: cli.commands takes cli.serve:serve
+kit -> robot: cli.commands takes cli.why:why
+kit -> tools: cli.commands takes cli.data.check:check
+kit -> tools: cli.commands takes cli.data.edit:edit
+kit -> tools: cli.commands takes cli.data.edit:segment
+kit -> tools: cli.commands takes cli.data.importing:import_
+kit -> tools: cli.commands takes cli.data.order:explain
+kit -> tools: cli.commands takes cli.data.order:export
+kit -> tools: cli.commands takes cli.data.publish:publish
+kit -> tools: cli.commands takes cli.data.ranges:ranges
+kit -> tools: cli.commands takes cli.data.select:select
+kit -> tools: cli.commands takes cli.data.view:view
+kit -> tools: cli.commands takes cli.hub:pull
+kit -> tools: cli.commands takes cli.hub:push
+kit -> understudy: cli.arguments takes train.checkpoint.run_dir:resumed_settings
+kit -> understudy: cli.commands takes cli.audit:audit
+kit -> understudy: cli.commands takes cli.bench.bench:bench
+kit -> understudy: cli.commands takes cli.data.prepare:fit_fast
+kit -> understudy: cli.commands takes cli.data.prepare:fit_tokenizer
+kit -> understudy: cli.commands takes cli.data.prepare:prepare_statistics
+kit -> understudy: cli.commands takes cli.plan:plan
+kit -> understudy: cli.commands takes cli.profile:profile
+kit -> understudy: cli.commands takes cli.runs:export
+kit -> understudy: cli.commands takes cli.runs:report
+kit -> understudy: cli.commands takes cli.runs:resume
+kit -> understudy: cli.commands takes cli.runs:rollout
+kit -> understudy: cli.commands takes cli.runs:train
+kit -> understudy: cli.commands takes cli.runs:validate
+kit -> understudy: cli.main takes cli.versions:versions
+kit -> understudy: cli.main takes policies.own_code.types:given_code
+kit -> understudy: config.flags takes config.data:SourceConfig
+kit -> understudy: config.flags takes config.foreign:FOREIGN
+kit -> understudy: config.flags takes config.foreign:equivalent
+kit -> understudy: config.flags takes config.source_lists:expand_settings
+kit -> understudy: config.flags takes policies.own_code.types:is_code
+kit -> understudy: config.flags takes policies.own_code.types:name_by_hand
+kit -> understudy: config.flags takes policies.own_code.types:pin
+kit -> understudy: config.flags takes policies.registry:BUILT_IN
+kit -> understudy: config.flags takes policies.registry:PolicySettings
+kit -> understudy: config.flags takes policies.registry:policy_type
+kit -> understudy: config.help takes policies.registry:PolicySettings
+kit -> understudy: config.help takes policies.registry:type_names
+kit -> understudy: config.schema takes config.foreign:equivalent
+kit -> understudy: config.schema takes config.source_lists:expand_settings
+kit -> zoo: cli.commands takes cli.data.score:score
+tools -> understudy: cli.data.check takes config.source_lists:is_several
+tools -> understudy: cli.data.check takes config.source_lists:list_sources
+tools -> understudy: cli.data.order takes train.account:Account
+tools -> understudy: cli.data.ranges takes train.track.metrics_file:finite
+tools -> understudy: cli.data.select takes config.data:SelectionConfig
+tools -> understudy: cli.data.view takes train.checkpoint.run_dir:RunDir
+tools -> understudy: cli.data.view takes train.run:open_checkpoint
+tools -> understudy: cli.data.view takes train.state:TrainState
+tools -> understudy: cli.data.view takes train.validation.open_loop:EpisodeActions
+tools -> understudy: cli.hub takes policies.model_card:FILE
+tools -> understudy: cli.hub takes policies.model_card:is_unchanged
+tools -> understudy: cli.hub takes train.checkpoint.export:find_checkpoint
+tools -> understudy: cli.hub takes train.checkpoint.run_dir:RunDir
+tools -> zoo: edit.annotations takes data.read.returns:END_IS_CUT
+understudy -> robot: cli.runs takes rollout.play:rollout_saved_policy
+understudy -> robot: report.compare.intervals takes rollout.result:wilson_interval
+understudy -> robot: report.failures takes rollout.result:Episode
+understudy -> robot: report.failures takes rollout.result:wilson_interval
+understudy -> robot: report.run.page takes report.run.rollouts:interval_text
+understudy -> robot: report.run.page takes report.run.rollouts:read_results
+understudy -> robot: report.run.page takes report.run.rollouts:render_rollouts
+understudy -> robot: rollout.files takes rollout.result:RolloutResult
+understudy -> robot: train.loop takes train.background_rollouts:BackgroundRollouts
+understudy -> robot: train.run takes train.background_rollouts:BackgroundRollouts
+understudy -> robot: train.run takes train.background_rollouts:check_action_steps
+understudy -> robot: train.run takes train.background_rollouts:check_rollouts
+understudy -> tools: report.run.worst_episodes takes report.view.episodes:Columns
+understudy -> tools: report.run.worst_episodes takes report.view.sheets:Sheets
+understudy -> zoo: policies.flow.config takes policies.flow.graph:FlowGraph
+understudy -> zoo: policies.pi05.config takes policies.pi05.export:lerobot_folder
+understudy -> zoo: policies.pi05.config takes policies.pi05.export:openpi_folder
+understudy -> zoo: policies.pi05.config takes policies.pi05.jax_tree:open_tree
+understudy -> zoo: policies.pi05.first_weights takes policies.pi05.jax_tree:open_weights
+understudy -> zoo: policies.pi05.released_folder takes policies.pi05.export:SIZES
+understudy -> zoo: policies.pi05.released_folder takes policies.pi05.export:VARIANTS
+understudy -> zoo: policies.pi05.released_folder takes policies.pi05.export:variant
+understudy -> zoo: policies.pi05.released_folder takes policies.pi05.jax_tree:open_weights
+understudy -> zoo: policies.registry takes policies.lerobot.settings:LEROBOT_ACT
+understudy -> zoo: policies.registry takes policies.lerobot.settings:LEROBOT_DIFFUSION
+understudy -> zoo: policies.registry takes policies.lerobot.settings:LEROBOT_SMOLVLA
+understudy -> zoo: policies.registry takes policies.value.config:VALUE
+understudy -> zoo: policies.registry takes policies.value.config:VALUE_PI05
+understudy -> zoo: policies.registry takes policies.world_action.config:WORLD_ACTION
+understudy -> zoo: train.checkpoint.export takes policies.folder_formats:
+understudy -> zoo: train.checkpoint.export takes policies.folder_formats:check_absent
+understudy -> zoo: train.checkpoint.export takes policies.folder_formats:describe_folder
+understudy -> zoo: train.checkpoint.export takes policies.folder_formats:save_folder
+understudy -> zoo: train.checkpoint.export takes policies.graph:
+understudy -> zoo: train.checkpoint.export takes policies.graph:DESCRIPTION
+understudy -> zoo: train.checkpoint.export takes policies.graph:FILES
+understudy -> zoo: train.checkpoint.export takes policies.graph:check_type
+understudy -> zoo: train.checkpoint.export takes policies.graph:compare
+understudy -> zoo: train.checkpoint.export takes policies.graph:describe_graph
+understudy -> zoo: train.checkpoint.export takes policies.graph:make_graph
+understudy -> zoo: train.checkpoint.export takes policies.graph:write_graph
+understudy -> zoo: train.data.sources takes data.read.returns:ReturnTarget
+understudy -> zoo: train.validation.validation_loss takes train.validation.imagined:evaluating
+understudy -> zoo: train.validation.validation_loss takes train.validation.imagined:imagine_frames
+zoo -> tools: cli.data.score takes cli.data.edit:EditConfig
+zoo -> tools: cli.data.score takes cli.data.edit:make_plans
+zoo -> tools: cli.data.score takes cli.data.edit:output_problems
+zoo -> tools: cli.data.score takes edit.plan:Piece
+zoo -> tools: cli.data.score takes edit.plan:Plan
+zoo -> tools: cli.data.score takes edit.write_set:check_output
+zoo -> tools: cli.data.score takes edit.write_set:digest_files
+zoo -> tools: cli.data.score takes edit.write_set:write_outputs
+"""
+"""Names taken against the arrows. None is added: the name moves to a distribution below."""
+
+
+def test_no_import_against_the_arrows_is_new() -> None:
+    crossings = SEAMS["find_crossings"](SEAMS["find_modules"]())
+    wrong = set(map(str, SEAMS["against"](crossings)))
+    listed = NOT_YET.strip().splitlines()
+    assert wrong - set(listed) == set(), "take the name from a distribution that may give it"
+    assert set(listed) - wrong == set(), "these are gone: remove them from the list"
+    assert listed == sorted(listed)
+
+
+def test_the_table_has_each_file_and_nothing_else() -> None:
+    wheels = SEAMS["find_modules"]()
+    assert set(wheels) - {SEAMS["CUT"]} == set(SEAMS["ARROWS"])
+    modules = set().union(*wheels.values())
+    entries = [entry for part in SEAMS["WHEELS"].values() for entry in part.split()]
+    assert sorted(entries) == sorted(set(entries))
+    named = {f"understudy.{entry}".removesuffix(".__init__") for entry in entries}
+    assert named - modules == set()
+    with pytest.raises(LookupError):
+        SEAMS["find_wheel"](["tool"])
+
+
+def test_arrows_form_an_order() -> None:
+    """Each distribution imports earlier ones of the table only: no circle is possible."""
+    seen: set[str] = set()
+    for wheel, allowed in SEAMS["ARROWS"].items():
+        assert allowed <= seen, wheel
+        seen.add(wheel)
+
+
+@pytest.mark.parametrize(
+    ("code", "taken"),
+    [
+        ("from understudy.train.run import train", ["train.run:train"]),
+        ("def f():\n    from understudy.train.run import train", ["train.run:train"]),
+        ("from understudy.train import run\nrun.train()", ["train.run:", "train.run:train"]),
+        ("import understudy.train.run as r\nr.train", ["train.run:", "train.run:train"]),
+        ("import_module('understudy.train.run')", ["train.run:"]),
+        ("RUN = 'understudy.train.run:train'", ["train.run:train"]),
+        ("RUN = 'train.run:train'", ["train.run:train"]),
+        ("LOG = logging.getLogger('understudy.train.run')", []),
+        ("import numpy.random\nnumpy.random.run", []),
+    ],
+)
+def test_a_name_is_seen_however_it_is_taken(code: str, taken: list[str]) -> None:
+    owners = dict.fromkeys(("understudy", "understudy.train", "understudy.train.run"), "understudy")
+    found = set(SEAMS["names_taken"](ast.parse(code), "understudy", owners))
+    assert sorted(f"{SEAMS['short'](module)}:{name}" for module, name in found) == taken
