@@ -67,7 +67,6 @@ kit -> zoo: cli.commands takes cli.data.score:score
 tools -> understudy: cli.data.check takes config.source_lists:is_several
 tools -> understudy: cli.data.check takes config.source_lists:list_sources
 tools -> understudy: cli.data.order takes train.account:Account
-tools -> understudy: cli.data.ranges takes train.track.metrics_file:finite
 tools -> understudy: cli.data.select takes config.data:SelectionConfig
 tools -> understudy: cli.data.view takes train.checkpoint.run_dir:RunDir
 tools -> understudy: cli.data.view takes train.run:open_checkpoint

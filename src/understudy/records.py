@@ -1,5 +1,6 @@
-"""Types of values by name."""
+"""Types of values by name, and such values for JSON."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,3 +9,12 @@ Batch = Mapping[str, Any]
 Record = Mapping[str, Any]
 """Values by name, as an object of JSON: settings, facts, a line of `metrics.jsonl`."""
 Records = Sequence[Record]
+
+
+def finite(value: Any) -> Any:
+    """Convert a record for JSON: a number that is not finite becomes None, at every depth."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -91,10 +91,10 @@ class ValidateConfig:
 
 def validate(config: ValidateConfig) -> None:
     """Evaluate the checkpoint on the validation frames; rank 0 prints the tables."""
+    from understudy.records import finite
     from understudy.report.run.tables import format_validation
     from understudy.train.checkpoint.run_dir import RunDir
     from understudy.train.run import evaluate_checkpoint
-    from understudy.train.track.metrics_file import finite
 
     root = Path(config.run)
     metrics = evaluate_checkpoint(root, config.checkpoint, per_dim=config.per_dim, data_root=config.data.root)

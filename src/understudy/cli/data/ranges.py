@@ -85,7 +85,7 @@ class RangesConfig(WorkersConfig):
 def ranges(config: RangesConfig) -> None:
     """Write the file and print a summary."""
     from understudy.data.selection.select import open_episodes
-    from understudy.train.track.metrics_file import finite
+    from understudy.records import finite
 
     refuse_existing(config.output, "output", None)
     catalog = open_episodes(config.path)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.records import Record
+from understudy.records import Record, finite
 from understudy.report.compare.differences import (
     differing_datasets,
     differing_settings,
@@ -35,7 +35,6 @@ from understudy.report.page import (
 )
 from understudy.report.run.page import format_setting
 from understudy.report.run.validation import number
-from understudy.train.track.metrics_file import finite
 
 KIND = "comparison"
 """Word by which a page of several runs is recognized."""

@@ -20,10 +20,9 @@ A line belongs to one step, never to "since the last log": a run killed between 
 """
 
 import json
-import math
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ import numpy as np
 
 from understudy.atomic import path_in_errors, write_text
 from understudy.errors import ConfigError
-from understudy.records import Record, Records
+from understudy.records import Record, Records, finite
 from understudy.train.track import metrics_file
 
 NAME = "metrics.jsonl"
@@ -105,15 +104,6 @@ def truncate(path: Path, step: int) -> None:
     shared = path.is_symlink() or (path.exists() and path.stat().st_nlink > 1)
     if valid != records or torn or shared:
         write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in valid))
-
-
-def finite(value: Any) -> Any:
-    """Convert a record for JSON: a number that is not finite becomes None, at every depth."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 STEPS = 100
