@@ -76,7 +76,6 @@ tools -> understudy: cli.hub takes policies.model_card:FILE
 tools -> understudy: cli.hub takes policies.model_card:is_unchanged
 tools -> understudy: cli.hub takes train.checkpoint.export:find_checkpoint
 tools -> understudy: cli.hub takes train.checkpoint.run_dir:RunDir
-tools -> zoo: edit.annotations takes data.read.returns:END_IS_CUT
 understudy -> robot: cli.runs takes rollout.play:rollout_saved_policy
 understudy -> robot: report.compare.intervals takes rollout.result:wilson_interval
 understudy -> robot: report.failures takes rollout.result:Episode

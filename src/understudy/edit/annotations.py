@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.layouts import OF_FORMAT
-from understudy.data.read.returns import END_IS_CUT
+from understudy.data.format.layouts import END_IS_CUT, OF_FORMAT
 from understudy.data.read.rows import Rows
 from understudy.data.read.texts import Responses
 from understudy.data.selection.keep_ranges import read_object

@@ -17,7 +17,8 @@ from support.outcomes import FPS, write_outcomes
 from support.refusals import refused
 from understudy.cli.data.edit import EditConfig, SegmentConfig, edit, segment
 from understudy.data.format.catalog import Catalog
-from understudy.data.read.returns import END_IS_CUT, ReturnTarget, n_step_advantages
+from understudy.data.format.layouts import END_IS_CUT
+from understudy.data.read.returns import ReturnTarget, n_step_advantages
 from understudy.data.read.rows import Rows
 
 LENGTHS = (4, 7, 1, 6, 3)

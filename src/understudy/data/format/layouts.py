@@ -68,6 +68,8 @@ _CLEAR = 0.25  # share of an episode by which times may be off, and still give t
 _EXACT = 0.02  # frames by which a recorded time may be off: seconds have four digits or more
 OF_FORMAT = re.compile(r"(data|videos|stats|meta)/|(episode_index|tasks|length|dataset_(from|to)_index)$")
 """Names of columns that belong to the format."""
+END_IS_CUT = "end_is_cut"
+"""Metadata of episodes: true where the episode is a part of a longer one, without its last frame."""
 _CHUNK, _FILE = re.compile(r"chunk-\d+"), re.compile(r"file-\d+\.parquet")
 
 

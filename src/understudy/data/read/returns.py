@@ -25,6 +25,7 @@ import numpy as np
 
 from understudy.batch_keys import RETURN, RETURN_IS_PAD
 from understudy.data.format.catalog import Catalog
+from understudy.data.format.layouts import END_IS_CUT
 from understudy.data.read.rows import Rows
 from understudy.errors import DatasetError
 from understudy.storage.mapped_tables import SharedState, share_arrays
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 SUCCESS, TIME = "success", "time"
 TRUNCATED = "truncated"
 """Name of the mark of cut episodes that a dataset may lack."""
-END_IS_CUT = "end_is_cut"
-"""Metadata of episodes: true where the episode is a part of a longer one, without its last frame."""
 _CUT, _FAILED, _SUCCEEDED = 0, 1, 2
 _CACHE = 1 << 26  # bytes of loaded columns
 _LARGEST = 1e9  # of a return
