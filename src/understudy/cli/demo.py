@@ -20,8 +20,8 @@ from understudy.config.data import DataConfig
 from understudy.config.declare import Ge, Interval
 from understudy.config.schema import dump_yaml, override
 from understudy.config.train import CheckpointConfig, LogConfig, TrainConfig, ValConfig
+from understudy.distributed.launch import module_command
 from understudy.errors import ConfigError
-from understudy.process_rank import module_command
 
 MARK = ".understudy-demo"
 

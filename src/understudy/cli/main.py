@@ -176,8 +176,7 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
             print(dump_yaml(settings), end="")
             return 0
         if count is not None:
-            from understudy.distributed.launch import launch
-            from understudy.process_rank import module_command
+            from understudy.distributed.launch import launch, module_command
 
             words = [*module_command("understudy"), *name.split(), *arguments, *(["--debug"] if debug else [])]
             return launch(words, count, f"understudy {name}")

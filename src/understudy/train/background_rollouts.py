@@ -34,11 +34,11 @@ from understudy.atomic import write_text
 from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
 from understudy.contract.facts import Contract
+from understudy.distributed.launch import module_command
 from understudy.distributed.mesh import Mesh
 from understudy.distributed.signals import Stop
 from understudy.errors import ConfigError
 from understudy.policies import policy_folder
-from understudy.process_rank import module_command
 from understudy.progress import Progress
 from understudy.records import Record
 from understudy.rollout.result import wilson_interval

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from understudy.config.train import TrainConfig
+from understudy.distributed.launch import module_command
 from understudy.distributed.mesh import Mesh
 from understudy.errors import is_out_of_memory, summarize
 from understudy.policies.registry import policy_type
-from understudy.process_rank import module_command
 from understudy.records import Record
 from understudy.train.data.run_data import RunData
 from understudy.train.memory_check import RESERVED, free_memory
