@@ -52,7 +52,7 @@ from understudy.policies.common.settings import FORWARD, INVERSE, MODES, POLICY
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
 from understudy.policies.policy import load
-from understudy.rollout.result import wilson_interval
+from understudy.rollout.intervals import wilson_interval
 from understudy.train.data.run_data import RunData, open_data
 from understudy.train.track import metrics_file
 from understudy.train.validation.imagined import moved, psnr

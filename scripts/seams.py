@@ -37,7 +37,7 @@ WHEELS = {
         config.__init__ config.declare config.files config.flags config.help config.limits
         config.schema config.values config.workers report.__init__ report.curves report.page
         cli.__init__ cli.arguments cli.commands cli.console cli.help_texts cli.main __main__
-        distributed.launch distributed.signals
+        distributed.launch distributed.signals rollout.intervals
     """,
     "client": """
         contract serve.__init__ serve.access serve.async_chunks serve.client serve.dialects
@@ -54,7 +54,7 @@ WHEELS = {
     """,
     "robot": """
         serve rollout envs config.serve policies.contracts policies.folder_contract report.why
-        report.run.rollouts train.background_rollouts cli.contract cli.demo cli.replay cli.serve
+        report.failures report.run.rollouts train.background_rollouts cli.contract cli.demo cli.replay cli.serve
         cli.why cli.data.record
     """,
     "zoo": """

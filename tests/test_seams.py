@@ -76,9 +76,6 @@ tools -> understudy: cli.hub takes policies.model_card:is_unchanged
 tools -> understudy: cli.hub takes train.checkpoint.export:find_checkpoint
 tools -> understudy: cli.hub takes train.checkpoint.run_dir:RunDir
 understudy -> robot: cli.runs takes rollout.play:rollout_saved_policy
-understudy -> robot: report.compare.intervals takes rollout.result:wilson_interval
-understudy -> robot: report.failures takes rollout.result:Episode
-understudy -> robot: report.failures takes rollout.result:wilson_interval
 understudy -> robot: report.run.page takes report.run.rollouts:interval_text
 understudy -> robot: report.run.page takes report.run.rollouts:read_results
 understudy -> robot: report.run.page takes report.run.rollouts:render_rollouts

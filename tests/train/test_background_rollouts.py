@@ -26,8 +26,8 @@ from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.errors import ConfigError
 from understudy.optional_packages import is_installed
 from understudy.policies.flow.model import FlowPolicy
+from understudy.rollout.intervals import wilson_interval
 from understudy.rollout.play import rollout_saved_policy
-from understudy.rollout.result import wilson_interval
 from understudy.train import background_rollouts, run
 from understudy.train.background_rollouts import check_action_steps, check_rollouts
 from understudy.train.checkpoint import checkpoint

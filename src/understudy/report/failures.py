@@ -11,7 +11,8 @@ from understudy.contract.facts import VectorFacts
 from understudy.contract.trace import Diagnosis, Played
 from understudy.errors import ConfigError
 from understudy.records import Record
-from understudy.rollout.result import Episode, wilson_interval
+from understudy.rollout.intervals import wilson_interval
+from understudy.rollout.result import Episode
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 from understudy.train.track.metrics_file import FALL, Verdict, loss_of

@@ -2,32 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from math import sqrt
 from typing import TYPE_CHECKING, Any
+
+from understudy.rollout.intervals import wilson_interval
 
 if TYPE_CHECKING:
     import numpy as np
 
-Z95 = 1.959963984540054  # standard normal quantile at 0.975
 PROMPT = "prompt metadata"
 """Name of the metadata in the prompts, in `RolloutResult.protocol`; left out where there is none."""
-
-
-def wilson_interval(successes: int, count: int, z: float = Z95) -> tuple[float, float]:
-    """Compute the confidence interval of a success rate, 95 % by default; (0, 1) for no episodes.
-
-    Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927). Unlike the textbook
-    interval it is accurate near 0 and 1 and never leaves [0, 1], which matters with 30 rollouts.
-    """
-    if not 0 <= successes <= count:
-        raise ValueError(f"{successes} successes of {count}: not a count")
-    if count == 0:
-        return 0.0, 1.0
-    rate, z2 = successes / count, z * z
-    center = (rate + z2 / (2 * count)) / (1 + z2 / count)
-    half = z / (1 + z2 / count) * sqrt(rate * (1 - rate) / count + z2 / (4 * count * count))
-    # At the ends the bound is exactly 0 or 1, without rounding.
-    return (0.0 if successes == 0 else center - half), (1.0 if successes == count else center + half)
 
 
 @dataclass(frozen=True)

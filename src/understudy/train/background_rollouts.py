@@ -41,7 +41,7 @@ from understudy.errors import ConfigError
 from understudy.policies import policy_folder
 from understudy.progress import Progress
 from understudy.records import Record
-from understudy.rollout.result import wilson_interval
+from understudy.rollout.intervals import wilson_interval
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track.trackers import MetricsLog
 

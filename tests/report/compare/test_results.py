@@ -14,7 +14,8 @@ from understudy.report.compare.intervals import loss_interval, paired_difference
 from understudy.report.compare.page import compare_runs
 from understudy.report.compare.results import success_rates
 from understudy.report.compare.runs import read_runs
-from understudy.rollout.result import PROMPT, Z95, wilson_interval
+from understudy.rollout.intervals import Z95, wilson_interval
+from understudy.rollout.result import PROMPT
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 from understudy.train.validation.episode_sums import EpisodeSums

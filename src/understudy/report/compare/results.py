@@ -9,7 +9,8 @@ from understudy.records import Record
 from understudy.report.compare.differences import comparable_sources, head_of
 from understudy.report.compare.intervals import loss_interval, paired_difference, success_difference
 from understudy.report.compare.runs import Run
-from understudy.rollout.result import PROMPT, wilson_interval
+from understudy.rollout.intervals import wilson_interval
+from understudy.rollout.result import PROMPT
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.validation.episode_sums import EpisodeSums, read_validated
 
