@@ -91,9 +91,6 @@ understudy -> zoo: policies.pi05.config takes policies.pi05.export:lerobot_folde
 understudy -> zoo: policies.pi05.config takes policies.pi05.export:openpi_folder
 understudy -> zoo: policies.pi05.config takes policies.pi05.jax_tree:open_tree
 understudy -> zoo: policies.pi05.first_weights takes policies.pi05.jax_tree:open_weights
-understudy -> zoo: policies.pi05.released_folder takes policies.pi05.export:SIZES
-understudy -> zoo: policies.pi05.released_folder takes policies.pi05.export:VARIANTS
-understudy -> zoo: policies.pi05.released_folder takes policies.pi05.export:variant
 understudy -> zoo: policies.pi05.released_folder takes policies.pi05.jax_tree:open_weights
 understudy -> zoo: policies.registry takes policies.lerobot.settings:LEROBOT_ACT
 understudy -> zoo: policies.registry takes policies.lerobot.settings:LEROBOT_DIFFUSION

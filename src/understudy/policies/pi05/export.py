@@ -43,20 +43,13 @@ from understudy.policies.common.lerobot_processors import (
     processor_files,
     to_json,
 )
-from understudy.policies.common.settings import TowerSizes
 from understudy.policies.folder_formats import ForeignFolder, Robot
 from understudy.policies.pi05.config import Pi05PolicyConfig, Sizes
 from understudy.policies.pi05.normalization import OPENPI, OPENPI_EPS
+from understudy.policies.pi05.released_folder import SIZES, variant
 from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
 from understudy.policies.pi05.text import TOKENIZER
 from understudy.records import Record
-
-VARIANTS = {Sizes.BASE.vlm: "gemma_2b", Sizes.BASE.expert: "gemma_300m"}
-"""Names of towers in openpi and LeRobot."""
-OTHER = "other"
-"""Name of a tower that neither tool has; LeRobot refuses it before it reads weights."""
-SIZES = "sizes.json"
-"""File with the dimensions of a network that has no such name, as `Sizes.from_mapping` reads it."""
 
 
 def check_prompts(config: Pi05PolicyConfig, tool: str) -> None:
@@ -71,11 +64,6 @@ def check_prompts(config: Pi05PolicyConfig, tool: str) -> None:
             f"format: {tool}: policy.response_tokens is {config.response_tokens}: {tool} predicts no responses, on "
             "which this policy acts; export it with --format understudy"
         )
-
-
-def variant(tower: TowerSizes) -> str:
-    """Return the name of a tower in both tools; `OTHER` if it has none."""
-    return VARIANTS.get(tower, OTHER)
 
 
 def common_files(config: Pi05PolicyConfig, tool: str) -> tuple[dict[str, bytes], list[str]]:

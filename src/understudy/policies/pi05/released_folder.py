@@ -29,8 +29,8 @@ from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
 from understudy.policies.common.folder_facts import FACTS, read_facts
 from understudy.policies.common.lerobot_processors import VISUAL, read_features, read_object
+from understudy.policies.common.settings import TowerSizes
 from understudy.policies.pi05.config import Pi05PolicyConfig, Sizes
-from understudy.policies.pi05.export import SIZES, VARIANTS, variant
 from understudy.policies.pi05.jax_tree import open_weights
 from understudy.policies.pi05.normalization import Stored, find_normalization
 from understudy.policies.pi05.released_keys import EMBEDDING, HEAD, Shapes, canonical, is_adaptive, own_name
@@ -40,6 +40,17 @@ from understudy.records import Record
 logger = logging.getLogger(__name__)
 
 PARTS = ("vision", "vlm", "expert")
+VARIANTS = {Sizes.BASE.vlm: "gemma_2b", Sizes.BASE.expert: "gemma_300m"}
+"""Names of towers in openpi and LeRobot."""
+OTHER = "other"
+"""Name of a tower that neither tool has; LeRobot refuses it before it reads weights."""
+SIZES = "sizes.json"
+"""File with the dimensions of a network that has no such name, as `Sizes.from_mapping` reads it."""
+
+
+def variant(tower: TowerSizes) -> str:
+    """Return the name of a tower in both tools; `OTHER` if it has none."""
+    return VARIANTS.get(tower, OTHER)
 
 
 def complete_dimensions(shapes: Shapes, stated: Record, where: object) -> dict[str, Any]:
