@@ -111,7 +111,6 @@ understudy -> zoo: train.checkpoint.export takes policies.graph:describe_graph
 understudy -> zoo: train.checkpoint.export takes policies.graph:make_graph
 understudy -> zoo: train.checkpoint.export takes policies.graph:write_graph
 understudy -> zoo: train.data.sources takes data.read.returns:ReturnTarget
-understudy -> zoo: train.validation.validation_loss takes train.validation.imagined:evaluating
 understudy -> zoo: train.validation.validation_loss takes train.validation.imagined:imagine_frames
 zoo -> tools: cli.data.score takes cli.data.edit:EditConfig
 zoo -> tools: cli.data.score takes cli.data.edit:make_plans

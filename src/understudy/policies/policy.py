@@ -4,7 +4,8 @@
 and `act`, and is trained, resumed, validated, exported and played without a change elsewhere.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -366,6 +367,17 @@ class Policy(nn.Module):
         if not isinstance(policy, cls):
             raise ValueError(f"{directory} holds a {type(policy).__name__}, not a {cls.__name__}")
         return policy
+
+
+@contextmanager
+def evaluating(policy: Policy) -> Iterator[None]:
+    """Put a policy into its evaluation mode within this context."""
+    training = policy.training
+    policy.eval()
+    try:
+        yield
+    finally:
+        policy.train(training)
 
 
 def _is_form(loss: Any, is_scalar: bool) -> bool:

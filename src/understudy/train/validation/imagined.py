@@ -8,8 +8,7 @@ nothing changes. All ranks compute the same frames in the same parts, so the fig
 import io
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from understudy.batch_keys import STATE, TASK
 from understudy.distributed.mesh import Mesh
 from understudy.load.validation_data import UNREADABLE, ValidationData
 from understudy.policies.common.normalizer import of_head
-from understudy.policies.policy import Policy
+from understudy.policies.policy import Policy, evaluating
 from understudy.records import Batch
 from understudy.train.augment_batch import batch_to_device, draw_on_device
 
@@ -75,17 +74,6 @@ class Futures:
             write_bytes(path, buffer.getvalue())
         except OSError as error:
             logger.warning("%s: imagined images cannot be written: %s", path, error)
-
-
-@contextmanager
-def evaluating(policy: Policy) -> Iterator[None]:
-    """Put a policy into its evaluation mode within this context."""
-    training = policy.training
-    policy.eval()
-    try:
-        yield
-    finally:
-        policy.train(training)
 
 
 @torch.no_grad()

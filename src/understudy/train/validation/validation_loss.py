@@ -35,7 +35,7 @@ from understudy.order.random import make_key
 from understudy.policies.common.settings import FLOW, FORWARD, MODES, POLICY, TRAINS
 from understudy.policies.draws import keyed_generators
 from understudy.policies.losses import Loss
-from understudy.policies.policy import Policy
+from understudy.policies.policy import Policy, evaluating
 from understudy.progress import Progress, tqdm
 from understudy.records import Record
 from understudy.train.augment_batch import batch_to_device, draw_on_device
@@ -44,7 +44,7 @@ from understudy.train.data.run_data import RunData
 from understudy.train.state import TrainState
 from understudy.train.track.trackers import MetricsLog
 from understudy.train.validation.episode_sums import EpisodeSums
-from understudy.train.validation.imagined import evaluating, imagine_frames
+from understudy.train.validation.imagined import imagine_frames
 from understudy.train.validation.metrics import (
     TermSums,
     check_keep_best,
