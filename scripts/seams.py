@@ -50,12 +50,12 @@ WHEELS = {
     """,
     "understudy": """
         __init__ devices optim policies config distributed train report cli
-        rollout.files envs.gymnasium_options
+        envs.gymnasium_options
     """,
     "robot": """
         serve rollout envs config.serve policies.contracts policies.folder_contract report.why
-        report.failures report.run.rollouts train.background_rollouts cli.contract cli.demo cli.replay cli.serve
-        cli.why cli.data.record
+        report.failures report.run.rollouts train.background_rollouts cli.contract cli.demo
+        cli.replay cli.rollout cli.serve cli.why cli.data.record
     """,
     "zoo": """
         policies.lerobot policies.world_action policies.value policies.graph policies.flow.graph

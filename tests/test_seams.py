@@ -18,6 +18,7 @@ kit -> robot: cli.commands takes cli.contract:contract
 kit -> robot: cli.commands takes cli.data.record:record
 kit -> robot: cli.commands takes cli.demo:demo
 kit -> robot: cli.commands takes cli.replay:replay
+kit -> robot: cli.commands takes cli.rollout:rollout
 kit -> robot: cli.commands takes cli.serve:serve
 kit -> robot: cli.commands takes cli.why:why
 kit -> tools: cli.commands takes cli.data.check:check
@@ -43,7 +44,6 @@ kit -> understudy: cli.commands takes cli.profile:profile
 kit -> understudy: cli.commands takes cli.runs:export
 kit -> understudy: cli.commands takes cli.runs:report
 kit -> understudy: cli.commands takes cli.runs:resume
-kit -> understudy: cli.commands takes cli.runs:rollout
 kit -> understudy: cli.commands takes cli.runs:train
 kit -> understudy: cli.commands takes cli.runs:validate
 kit -> understudy: cli.main takes cli.versions:versions
@@ -75,11 +75,9 @@ tools -> understudy: cli.hub takes policies.model_card:FILE
 tools -> understudy: cli.hub takes policies.model_card:is_unchanged
 tools -> understudy: cli.hub takes train.checkpoint.export:find_checkpoint
 tools -> understudy: cli.hub takes train.checkpoint.run_dir:RunDir
-understudy -> robot: cli.runs takes rollout.play:rollout_saved_policy
 understudy -> robot: report.run.page takes report.run.rollouts:interval_text
 understudy -> robot: report.run.page takes report.run.rollouts:read_results
 understudy -> robot: report.run.page takes report.run.rollouts:render_rollouts
-understudy -> robot: rollout.files takes rollout.result:RolloutResult
 understudy -> robot: train.loop takes train.background_rollouts:BackgroundRollouts
 understudy -> robot: train.run takes train.background_rollouts:BackgroundRollouts
 understudy -> robot: train.run takes train.background_rollouts:check_action_steps

@@ -15,7 +15,7 @@ from PIL import Image
 from support.refusals import refused, warned
 from support.runs import tiny_config
 from understudy.cli.data.record import RecordConfig, record
-from understudy.cli.runs import rollout as rollout_run
+from understudy.cli.rollout import rollout as rollout_run
 from understudy.cli.why import WhyConfig, why
 from understudy.config.rollout import Play, RolloutConfig, RolloutEvery
 from understudy.config.train import DataConfig, TrainConfig

@@ -9,7 +9,8 @@ completion   `understudy completion`, and the answers that its scripts ask for
 versions     `understudy --version -v`
 demo         `understudy demo`
 data         commands that write datasets, or look at them
-runs         `understudy train`, `resume`, `validate`, `rollout`, `export` and `report`
+runs         `understudy train`, `resume`, `validate`, `export` and `report`
+rollout      `understudy rollout`
 plan         `understudy plan`
 profile      `understudy profile`
 audit        `understudy audit`

@@ -44,7 +44,7 @@ COMMANDS = {
     "validate": Command("runs:validate", "validation loss per norm head, source and task", "RUN", launchable=True),
     "plan": Command("plan:plan", "memory of a run per GPU, before it is started", "[FILE]"),
     "profile": Command("profile:profile", "time and memory of a training step", "[FILE]", launchable=True),
-    "rollout": Command("runs:rollout", "success per task, simulated", "RUN"),
+    "rollout": Command("rollout:rollout", "success per task, simulated", "RUN"),
     "export": Command("runs:export", "a run's policy, as a robot loads it", "RUN"),
     "push": Command("hub:push", "publish a policy, run or dataset on the hub", "PATH"),
     "pull": Command("hub:pull", "fetch a policy, run or dataset from the hub", "PATH"),

@@ -1,20 +1,15 @@
-"""Commands of runs: `train`, `resume`, `validate`, `rollout`, `export` and `report`."""
+"""Commands of runs: `train`, `resume`, `validate`, `export` and `report`."""
 
 import json
 import os
-import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from understudy.atomic import refuse_existing
-from understudy.config.data import DataConfig
 from understudy.config.declare import Ge, Positional
-from understudy.config.rollout import RolloutConfig
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError
-from understudy.temporary import temporary_folder
 from understudy.train.checkpoint.export import ExportConfig
 from understudy.train.checkpoint.export import export as export_folder
 
@@ -102,37 +97,6 @@ def validate(config: ValidateConfig) -> None:
     if is_rank_0():
         mode = RunDir(root).settings().val_mode()
         print(json.dumps(result, ensure_ascii=False) if config.json else format_validation(result, mode))
-
-
-def rollout(config: RolloutConfig) -> int:
-    """Run a policy in an environment; print success per task, write results, images and a trace to rollouts/."""
-    import torch
-
-    from understudy.rollout.files import write_result
-    from understudy.rollout.play import rollout_saved_policy
-    from understudy.train.checkpoint.run_dir import RunDir
-
-    torch.set_num_threads(1)  # for small matrices a second thread gains little, and costs much on a busy machine
-    run = RunDir(Path(config.run))
-    run.require_policy()
-    # A folder with only policy/ suffices if the environment has the policy's own names.
-    data, sources = DataConfig(), None
-    if run.config.is_file():
-        settings = run.settings()
-        if not settings.mode_weights()["policy"]:
-            raise ConfigError(f"{run.root}: the run trained no policy to act: its mode is {settings.mode}")
-        data, sources = settings.data, run.read_record().get("sources")
-    with temporary_folder() as folder:
-        trace = folder / "trace.jsonl"
-        result = rollout_saved_policy(run.policy, data, sources, config, config.swap_text, config.films, trace)
-        where = write_result(result, run.root / "rollouts")
-        if trace.exists():
-            shutil.move(trace, where.with_suffix(".jsonl"))
-    print(f"results and images: {where}")
-    print(result.table())
-    if run.config.is_file():
-        print(f"understudy report {config.run} adds them to the run's page, {run.report}")
-    return 0
 
 
 def export(config: ExportConfig) -> None:
