@@ -26,7 +26,6 @@ kit -> tools: cli.commands takes cli.data.edit:edit
 kit -> tools: cli.commands takes cli.data.edit:segment
 kit -> tools: cli.commands takes cli.data.importing:import_
 kit -> tools: cli.commands takes cli.data.order:explain
-kit -> tools: cli.commands takes cli.data.order:export
 kit -> tools: cli.commands takes cli.data.publish:publish
 kit -> tools: cli.commands takes cli.data.ranges:ranges
 kit -> tools: cli.commands takes cli.data.select:select
@@ -36,6 +35,7 @@ kit -> tools: cli.commands takes cli.hub:push
 kit -> understudy: cli.arguments takes train.checkpoint.run_dir:resumed_settings
 kit -> understudy: cli.commands takes cli.audit:audit
 kit -> understudy: cli.commands takes cli.bench.bench:bench
+kit -> understudy: cli.commands takes cli.data.order_export:export
 kit -> understudy: cli.commands takes cli.data.prepare:fit_fast
 kit -> understudy: cli.commands takes cli.data.prepare:fit_tokenizer
 kit -> understudy: cli.commands takes cli.data.prepare:prepare_statistics
@@ -65,7 +65,6 @@ kit -> understudy: config.schema takes config.source_lists:expand_settings
 kit -> zoo: cli.commands takes cli.data.score:score
 tools -> understudy: cli.data.check takes config.source_lists:is_several
 tools -> understudy: cli.data.check takes config.source_lists:list_sources
-tools -> understudy: cli.data.order takes train.account:Account
 tools -> understudy: cli.data.select takes config.data:SelectionConfig
 tools -> understudy: cli.data.view takes train.checkpoint.run_dir:RunDir
 tools -> understudy: cli.data.view takes train.run:open_checkpoint

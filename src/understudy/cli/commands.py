@@ -75,7 +75,9 @@ COMMANDS = {
     "fast fit": Command("data.prepare:fit_fast", "fit action tokens (FAST) to a dataset", "[FILE]"),
     "tokenizer fit": Command("data.prepare:fit_tokenizer", "fit a small text tokenizer to a dataset", "[FILE]"),
     "order explain": Command("data.order:explain", "the order of samples, and how well it mixes", "[PATH ...]"),
-    "order export": Command("data.order:export", "the samples of a run or an order, as parquet", "PATH [PATH ...]"),
+    "order export": Command(
+        "data.order_export:export", "the samples of a run or an order, as parquet", "PATH [PATH ...]"
+    ),
     "audit": Command("audit:audit", "how often each frame was trained on, and by which step", "RUN"),
     "completion": Command("completion:completion", "print a completion script for a shell", "SHELL"),
 }

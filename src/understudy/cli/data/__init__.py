@@ -10,6 +10,7 @@ check_several  `understudy check` of a glob or a list file, summed up
 view           `understudy view`
 ranges         `understudy ranges`
 select         `understudy select`
-order          `understudy order explain` and `understudy order export`
+order          `understudy order explain`
+order_export   `understudy order export`
 prepare        `understudy statistics`, `fast fit` and `tokenizer fit`
 """
