@@ -27,7 +27,7 @@ WHEELS = {
     """,
     "base": """
         _version atomic batch_keys booleans bytesize cores credentials dataset_address episode_ids
-        errors lru optional_packages plural progress records temporary
+        errors load.malloc lru optional_packages plural progress records temporary
     """,
     "data": """
         order order_file video storage hub data load integrations

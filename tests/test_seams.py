@@ -11,7 +11,6 @@ NOT_YET = """
 data -> zoo: data.dataset takes data.read.returns:ReturnTarget
 data -> zoo: data.dataset takes data.read.returns:Returns
 data -> zoo: load.batch_request takes data.read.returns:ReturnTarget
-kit -> data: cli.main takes load.malloc:keep_freed_memory
 kit -> data: cli.main takes video.native.loops:check_native_mode
 kit -> data: config.workers takes parts:Workers
 kit -> robot: cli.commands takes cli.contract:contract
