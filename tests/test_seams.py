@@ -80,7 +80,6 @@ understudy -> robot: train.loop takes train.background_rollouts:BackgroundRollou
 understudy -> robot: train.run takes train.background_rollouts:BackgroundRollouts
 understudy -> robot: train.run takes train.background_rollouts:check_action_steps
 understudy -> robot: train.run takes train.background_rollouts:check_rollouts
-understudy -> tools: report.run.worst_episodes takes report.view.episodes:Columns
 understudy -> tools: report.run.worst_episodes takes report.view.sheets:Sheets
 understudy -> zoo: policies.flow.config takes policies.flow.graph:FlowGraph
 understudy -> zoo: policies.pi05.config takes policies.pi05.export:lerobot_folder

@@ -10,6 +10,7 @@ import pytest
 from support.pages import blocks_of, charts_of, html_of
 from support.runs import series
 from understudy.cli.main import main
+from understudy.errors import DatasetError
 from understudy.report.page import Block, Blocks
 from understudy.report.run import worst_episodes
 from understudy.report.run.worst_episodes import render_worst_episodes
@@ -125,11 +126,25 @@ def test_worst_episodes_without_sums_are_a_note(compared: Path, tmp_path: Path) 
     assert cards(section) == {}
 
 
+def test_actions_that_cannot_be_read_give_the_reason(
+    compared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise DatasetError("cannot be read", where="file-000.parquet")
+
+    monkeypatch.setattr(worst_episodes.Rows, "take", fail)
+    section = render_worst_episodes(RunDir(compared), series(compared, "val"), 1, predict=False)
+    page = html_of(*section)
+    assert "file-000.parquet" in page
+    assert ("<img" in page, charts_of(page)) == (True, [])
+
+
 def test_unexpected_errors_are_not_hidden(compared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise KeyError("a defect")
 
-    monkeypatch.setattr(worst_episodes, "Columns", fail)
+    monkeypatch.setattr(worst_episodes, "Rows", fail)
     with pytest.raises(KeyError):
         render_worst_episodes(RunDir(compared), series(compared, "val"), 1, predict=False)
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy.batch_keys import ACTION
+from understudy.data.read.rows import Rows
 from understudy.errors import DatasetError, UnderstudyError, is_out_of_memory, summarize
 from understudy.records import Record, Records
 from understudy.report.curves import bucketed_line, chart, line
 from understudy.report.page import Block, Blocks, card, film, fold, grid, text
-from understudy.report.view.episodes import Columns
 from understudy.report.view.sheets import Sheets
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
@@ -33,6 +33,7 @@ WIDEST = 160
 """Pixels of a frame's width; wider ones are reduced."""
 CURVES = 12
 """Joints that are shown without a click."""
+_ROW_BYTES = 512 << 20
 UNITS = (
     "Actions in the robot's units; MAE is the mean absolute error. A prediction begins at a recorded observation, "
     "after each chunk."
@@ -158,10 +159,14 @@ class _Cards:
         """Draw recorded and predicted actions, a chart for each joint."""
         assert self._validation is not None
         length = int(catalog.episodes.lengths[row])
-        values, errors = Columns(catalog).read(row)
-        if ACTION not in values:
-            return [text(errors.get(ACTION) or errors.get("") or "there are no recorded actions")]
-        recorded = np.asarray(values[ACTION], np.float64).reshape(length, -1)
+        if ACTION not in catalog.features:
+            return [text("there are no recorded actions")]
+        try:
+            rows = Rows(catalog, [ACTION], _ROW_BYTES)
+            actions = rows.take(np.full(1, row), {ACTION: np.arange(length)[None]})[ACTION]
+        except DatasetError as error:
+            return [text(str(error))]
+        recorded = np.asarray(actions[0], np.float64).reshape(length, -1)
         predicted, note = None, None
         if self._predict is not None:
             try:
