@@ -190,6 +190,27 @@ def test_unwritable_folder_gives_private_tables(
     assert Catalog.open(root).episodes.lengths.tolist() == list(LENGTHS)
 
 
+@pytest.mark.parametrize("made_before", [False, True], ids=["new folder", "folder that its group can write"])
+def test_a_table_is_found_again_with_the_umask_of_a_group(made_before: bool, tables: Path) -> None:
+    made = []
+
+    def make() -> tuple[dict[str, np.ndarray], bool]:
+        made.append(0)
+        return {"a": np.arange(9)}, True
+
+    mask = os.umask(0o002)
+    try:
+        if made_before:
+            tables.mkdir(parents=True, mode=0o775)
+        for _ in range(3):
+            found = mapped_tables.once_per_host("ab" * 20, make)
+            assert mapped_tables.is_mapped(found["a"])
+    finally:
+        os.umask(mask)
+    assert len(made) == 1
+    assert len(files(tables)) == 1
+
+
 def test_a_table_that_others_can_write_is_made_again(tables: Path) -> None:
     made = []
 

@@ -172,11 +172,19 @@ def table_folder(cache: str, name: str = "tables") -> Path | None:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             stat = folder.lstat()
+            if user == stat.st_uid and stat.st_mode & 0o022 and not folder.is_symlink():
+                folder.chmod(0o700)  # it was made with the umask of many users, which lets their group write
+                stat = folder.lstat()
         except OSError:
             continue
         if user == stat.st_uid and not stat.st_mode & 0o022 and os.access(folder, os.W_OK):
             return folder
     return None
+
+
+def is_mapped(array: np.ndarray) -> bool:
+    """Return whether an array is a part of a mapped table, and not in the memory of this process alone."""
+    return _mapped_place(array) is not None
 
 
 def is_network(path: str) -> bool:

@@ -53,6 +53,7 @@ def write_table(path: Path, table: object, durable: bool = True) -> None:
         pa.OSFile(str(draft), "wb") as file,
         pa.ipc.new_file(file, schema) as writer,
     ):
+        os.chmod(draft, 0o600)  # `map_file` refuses what the umask of many users lets their group write
         writer.write_batch(pa.record_batch(columns, schema=schema))
 
 

@@ -233,3 +233,35 @@ def test_the_files_of_a_batch_are_asked_for_beside_each_other(tmp_path: Path, ca
         same(data.batch(np.arange(6), np.arange(6) % 4), plain)
         assert all_six.is_set()
         data.catalog.files.close()
+
+
+def test_a_fault_elsewhere_in_a_file_is_an_error_of_its_next_sample(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder is refused at its first sample; on a server, when the whole file was decoded beside the samples."""
+    big(tmp_path / "set", 40)
+    path = next((tmp_path / "set").glob("data/chunk-*/*.parquet"))
+    file = pq.ParquetFile(path)
+    groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
+    last = groups[-1]
+    action = pa.array([*last["action"].to_pylist()[:-1], None], last["action"].type)
+    groups[-1] = last.set_column(last.schema.get_field_index("action"), "action", action)
+    with pq.ParquetWriter(path, groups[0].schema) as writer:
+        for group in groups:
+            writer.write_table(group)
+    monkeypatch.setattr(rows_module, "_WHOLE", 20)
+    with RangeServer(folder(tmp_path / "set", "/set")) as server:
+        data = remote(server, cache)
+
+        def read_for_a_minute() -> None:
+            until = time.monotonic() + 60
+            while time.monotonic() < until:
+                for episode in range(30):
+                    data.sample(episode, 3)
+
+        with pytest.raises(DatasetError) as raised:
+            read_for_a_minute()
+        data.catalog.files.close()
+    with pytest.raises(DatasetError) as expected:
+        EpisodeDataset(tmp_path / "set").sample(0, 3)
+    assert raised.value.what == expected.value.what

@@ -1,5 +1,6 @@
 """Columns decoded once per host: the same samples as from memory, never those of another file."""
 
+import errno
 import pickle
 import shutil
 import subprocess
@@ -190,6 +191,20 @@ def test_a_removed_cache_changes_nothing(root: Path, folder: Path, monkeypatch: 
     shutil.rmtree(folder)
     same(whole(data), plain)
     same(whole(EpisodeDataset(root)), plain)
+
+
+def test_columns_for_which_the_disk_has_no_space_count_as_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = in_memory(root, monkeypatch)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("understudy.storage.mapped_tables.write_table", full)
+    data = EpisodeDataset(root)
+    with warned("table"):
+        same(whole(data), plain)
+    assert len(data._rows.files) > 0
+    assert len(data._rows.mapped) == 0
 
 
 def test_without_a_folder_the_columns_are_in_memory_and_a_loader_says_so(

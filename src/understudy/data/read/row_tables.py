@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -80,6 +81,7 @@ class RowTables:
         self._lock = threading.Lock()
         self._frames: np.ndarray | None = None
         self._is_available: bool | None = None
+        self._folder: Path | None = None
         self._keys: dict[int, str] = {}
         self._progress = _Progress()
         self.limit(1)
@@ -95,8 +97,9 @@ class RowTables:
     def is_available(self) -> bool:
         """Whether the columns of large data files are mapped: the dataset is large, and there is a folder for them."""
         if self._is_available is None:
-            folder = mapped_tables.table_folder(self.catalog.files.cache, _FOLDER) if self._is_large_set else None
-            self._is_available = folder is not None
+            cache = self.catalog.files.cache
+            self._folder = mapped_tables.table_folder(cache, _FOLDER) if self._is_large_set else None
+            self._is_available = self._folder is not None
         return self._is_available
 
     @property
@@ -123,9 +126,10 @@ class RowTables:
 
     def is_decoded(self, file: int) -> bool:
         """Return whether a process of the host has decoded a data file, without a look into the result."""
-        folder = mapped_tables.table_folder(self.catalog.files.cache, _FOLDER)
-        if folder is None:
+        if not self.is_available:
             return False
+        folder = self._folder
+        assert folder is not None
         if file not in self._keys:
             try:
                 self._keys[file] = self._key(file, self._version(file))

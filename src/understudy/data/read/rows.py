@@ -33,6 +33,7 @@ from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.lru import LRUCache
 from understudy.plain_values import storable
 from understudy.plural import plural
+from understudy.storage import mapped_tables
 from understudy.storage.dataset_root import with_location
 
 PART_BYTES = 32 << 20
@@ -346,7 +347,10 @@ class Rows(ProcessLocal):
         decoder.submit([partial(self._decode, file)])
 
     def _decode(self, file: int, stop: threading.Event) -> None:
-        self._load(file)
+        try:
+            self._load(file)
+        except DatasetError:
+            self._whole.add(file)  # the next sample of the file raises the error
 
     def _load(self, file: int) -> _DataFile:
         with self._lock:
@@ -365,7 +369,7 @@ class Rows(ProcessLocal):
         loaded: _DataFile | None = None
         if self.tables is not None and self._is_mapped(file):
             loaded = self.tables.open(self.read_file, file)
-        is_mapped = loaded is not None
+        is_mapped = loaded is not None and mapped_tables.is_mapped(loaded.start)
         if loaded is None:
             loaded = self.read_file(file)
             pa.default_memory_pool().release_unused()  # reading takes three times the columns for a moment
