@@ -137,7 +137,7 @@ def test_warnings_are_one_line_without_source(monkeypatch: pytest.MonkeyPatch) -
         (["train", "--optim.lr", "fast"], "--optim.lr: must be a number, not 'fast'"),
         (["train", "--micro-batch-size", "few"], "--micro-batch-size: must be a whole number, not 'few'"),
         (["train", "--steps"], "--steps: its value is missing"),
-        (["train", "--data.sources", "x"], "--data.sources: a list"),
+        (["train", "--data.sources", "no/such"], "data.sources: there is no/such"),
         (["train", "--policy.image-size", "--steps", "3"], "--policy.image-size"),
         (["train", "--policy.image-size", "wide", "3"], "--policy.image-size: must be"),
         (["train", "--data.root", "{}", "--optim.lr", "inf"], "optim.lr"),

@@ -50,9 +50,9 @@ class SeveralReport:
             kinds = [(finding.severity, finding.rule) for finding in one.findings]
             findings.update(kinds)
             datasets.update(set(kinds))
-        rank = {severity: number for number, severity in enumerate(SEVERITIES)}
+        rank: dict[str, int] = {severity: number for number, severity in enumerate(SEVERITIES)}
         rows = [(*kind, count, findings[kind]) for kind, count in datasets.items()]
-        return sorted(rows, key=lambda row: (rank[row[0]], -row[2], row[1]))
+        return sorted(rows, key=lambda row: (rank.get(row[0], len(rank)), -row[2], row[1]))
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as values of JSON."""
