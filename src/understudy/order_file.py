@@ -280,11 +280,16 @@ class OrderFile:
         before = [dataset["lengths"] for dataset in self.facts.get("datasets", ())] or [""] * len(self.names)
         lasts = (int(digest.partition(" ")[0]) if digest else None for digest in before)
         now = [lengths_digest(source, last) for source, last in zip_longest(sources, lasts)]
-        others = any(a and b and a != b for a, b in zip(now, before)) or len(now) != len(before)
-        if others or (names[1:] and not self.facts and names != list(self.names)):
-            problem = f"is not of the episodes of {', '.join(names)}"
+        others = any(a and b and a != b for a, b in zip(now, before)) or len(sources) != len(self.names)
+        is_renamed = not self.facts and names != list(self.names) and self.names != ("",)
+        if others or (names[1:] and is_renamed):
             made_of = [self._stated(number, "address") or name for number, name in enumerate(self.names)]
-            raise self._error(problem, f"give {', '.join(made_of)}, as they were")
+            of_file = ", ".join(filter(None, made_of)) or "one dataset"
+            problem = f"is of {of_file}, not of the episodes of {', '.join(names)}"
+            raise self._error(problem, f"give {of_file}, as they were")
+        if is_renamed and getattr(sources[0], "catalog", None) is not None:
+            line = f"its rows are of {self.names[0]!r}, and are played over {names[0]!r}"
+            warnings.warn(f"{self.path}: {line}", stacklevel=2)
         for number, source in enumerate(sources):
             stated, read = self._stated(number, "version"), dataset_facts(source)
             if self._stated(number, "address") and read["address"] and read["version"] != stated:

@@ -153,6 +153,29 @@ def test_order_files_name_another_publication(tmp_path: Path) -> None:
         played.of_datasets(EpisodeDataset(tmp_path / "other"))
 
 
+def test_order_files_of_two_datasets_refuse_one(root: Path, tmp_path: Path, capsys: Any) -> None:
+    both = opened(root, "a", "b")
+    exported, hand = tmp_path / "order.parquet", tmp_path / "hand.parquet"
+    written(exported, Order.from_datasets(both, batch_size=BATCH), both, 4)
+    by_hand(hand, [("ab"[i % 2], 0, i // 2) for i in range(12)], "dataset", "episode", "frame")
+    for path in (exported, hand):
+        with refused("a", "b", where=path.name, fix="a, b"):
+            Loader(opened(root, "a"), order=Order.from_file(path, batch_size=BATCH))
+        assert main(["order", "explain", str(root / "a"), "--order", str(path)]) == 2
+        assert str(path) in capsys.readouterr().err
+
+
+def test_order_files_name_a_dataset_of_another_name(root: Path, tmp_path: Path) -> None:
+    """A folder may be renamed, but not without a word."""
+    path = by_hand(tmp_path / "hand.parquet", [("b", 0, i) for i in range(12)], "dataset", "episode", "frame")
+    with warned("'a'", "'b'"):
+        batches = take(Loader(opened(root, "a"), order=Order.from_file(path, batch_size=BATCH)))
+    assert len(batches) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Loader(opened(root, "b"), order=Order.from_file(path, batch_size=BATCH)).close()
+
+
 def by_hand(path: Path, rows: list[tuple[Any, ...]], *names: str) -> Path:
     pq.write_table(pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))), path, row_group_size=7)
     return path
