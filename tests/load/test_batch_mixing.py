@@ -14,7 +14,7 @@ from understudy.config.schema import override
 from understudy.data.dataset import EpisodeDataset
 from understudy.load.batch_mixing import FEW_EPISODES, batch_figures, measure_mixing
 from understudy.order import Order
-from understudy.order.design_effect import expected_episodes
+from understudy.order.design_effect import design_effect, expected_episodes
 from understudy.train import run
 
 
@@ -85,3 +85,34 @@ def test_order_explain_compares_a_file(
         explained = ["order", "explain", *paths, "--order", str(tmp_path / "order.parquet"), "--batch-size", "8"]
         assert main(explained) == 0
         assert (FEW_EPISODES in capsys.readouterr().out) == (stored and chosen == 30)
+
+
+def explained(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]:
+    assert main(["order", "explain", *map(str, words)]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_order_explain_takes_a_file_without_a_whole_batch_as_one(
+    rows: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pa.table({"episode": [*range(rows)], "frame": [0] * rows})
+    pq.write_table(table, tmp_path / "order.parquet")
+    lines = explained(capsys, "--order", tmp_path / "order.parquet")
+    assert lines[0].endswith(f"{rows} samples")
+    assert "256" in lines[1]
+    assert lines[2].startswith(f"a batch of {rows} samples has frames of {rows} episodes")
+
+
+def test_order_explain_measures_the_steps_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps of 4 rows of one episode: their design effect, at any --batch-size, and with the dataset."""
+    write_dataset(tmp_path / "set", Spec(lengths=(4,) * 16, cameras=()))
+    episodes, frames = np.repeat(np.arange(16), 4), np.tile(np.arange(4), 16)
+    table = pa.table({"episode": episodes, "frame": frames, "step": episodes})
+    pq.write_table(table, tmp_path / "order.parquet")
+    effect = float(design_effect(np.zeros((1, 4), int), np.arange(4)[None])[0])
+    for size in (4, 16, 256):
+        for paths in ([], [tmp_path / "set"]):
+            lines = explained(capsys, *paths, "--order", tmp_path / "order.parquet", "--batch-size", size)
+            assert any("a batch of 4 samples" in line and f"{effect:.3g}" in line for line in lines)
+            assert any(f"--batch-size {size}" in line for line in lines) == (size != 4)

@@ -154,13 +154,13 @@ class Order:
         return cls(saved, layouts)
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str], *, batch_size: int | None = None) -> "Order":
+    def from_file(cls, path: "str | os.PathLike[str] | OrderFile", *, batch_size: int | None = None) -> "Order":
         """Open an order file, of `understudy order export` or of other tools (docs/audit.md); it is not read whole.
 
         The samples at each position are those of the file. A loader ends with its last whole batch.
 
         Args:
-            path: the file.
+            path: the file, or one that is open.
             batch_size: samples of a global batch, where the file does not have it, or another: positions keep their
                 samples, and other batches than those of the column `step` are cut, with a warning.
 
@@ -170,7 +170,8 @@ class Order:
         """
         from understudy.order_file import OrderFile
 
-        file = OrderFile(path)
+        file = path if isinstance(path, OrderFile) else OrderFile(path)
+        path = file.path
         batch = file.batch_size if batch_size is None else as_int("batch_size", batch_size)
         if batch is None:
             raise ValueError(

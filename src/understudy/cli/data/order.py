@@ -59,13 +59,13 @@ class ExplainConfig:
     """Episodes of the synthetic table, log-normal with a mean of 300 frames."""
     order: str = ""
     """Order file of `order export` or of another tool (docs/audit.md): explain it instead of a new order. Its batches
-    are compared with those of a uniform shuffle of its own samples. Datasets that are given must be those of the
-    file."""
+    are compared with those of a uniform shuffle of its own samples. Steps of one size in the file are its batches, and
+    `batch_size` cuts any other file. Datasets that are given must be those of the file."""
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
         errors = []
-        if self.batch_size % self.world_size:
+        if not self.order and self.batch_size % self.world_size:
             errors.append(f"batch_size: {self.batch_size} does not divide among {self.world_size} ranks")
         errors += [f"paths: {path} is named twice" for path in sorted(set(self.paths)) if self.paths.count(path) > 1]
         try:
@@ -121,13 +121,22 @@ def explain_file(config: ExplainConfig) -> list[str]:
     from understudy.data.dataset import EpisodeDataset
     from understudy.load.batch_mixing import FEW_EPISODES, measure_mixing
     from understudy.order import Order
+    from understudy.order_file import OrderFile
 
-    found = Order.from_file(config.order, batch_size=config.batch_size)
+    file = OrderFile(config.order)
+    rows = file.stop - file.start
+    batch = min(file.batch_size or config.batch_size, rows)
+    found = Order.from_file(file, batch_size=batch)
     datasets = [EpisodeDataset(path) for path in config.paths]
     if datasets:
         found = found.of_datasets(datasets)
     mixing = measure_mixing(found, datasets, found.start, spread=True)
     lines = [f"{config.order}: {found.stop - found.start:,} samples", str(mixing)]
+    asked = f"--batch-size {config.batch_size}"
+    if batch == file.batch_size != config.batch_size:
+        lines.insert(1, f"batches are the steps of the file, {batch:,} samples each, not those of {asked}")
+    elif batch < config.batch_size:
+        lines.insert(1, f"no whole batch of {asked}: all rows are taken as one")
     return [*lines, FEW_EPISODES] if mixing.is_poor else lines
 
 
