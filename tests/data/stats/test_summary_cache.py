@@ -124,6 +124,22 @@ def test_small_sources_of_a_mixture_share_files(
     assert len(reads) - before < 12
 
 
+def test_small_sources_have_their_own_files_on_a_network_file_system(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stay in the user's folder, which the next node sees, too."""
+    monkeypatch.setattr(summary, "GROUP", 1)
+    monkeypatch.setattr(summary, "is_network", lambda path: True)
+    roots = [tmp_path / f"s{number}" for number in range(3)]
+    for number, one in enumerate(roots):
+        write_dataset(one, Spec(version="v2.1", lengths=(6, 9 + number), cameras=(), action_dim=3))
+    for _ in range(2):
+        members = [Member(EpisodeDataset(one, keys=[ACTION, STATE]), "x") for one in roots]
+        compute_normalization(members, "mean_std", 1, tmp_path / "c")
+    assert len(reads) == 3
+    assert [path.suffix for path in kept(tmp_path / "c")] == [".npz"] * 3
+
+
 @pytest.mark.parametrize(
     "other",
     [

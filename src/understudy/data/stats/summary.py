@@ -46,7 +46,7 @@ from understudy.errors import DatasetError
 from understudy.parts import Lost, Part, Workers, cut_parts
 from understudy.plain_values import storable
 from understudy.storage.cache_budget import evict_files
-from understudy.storage.mapped_tables import code_version, once_per_host
+from understudy.storage.mapped_tables import code_version, is_network, once_per_host
 
 if TYPE_CHECKING:
     from understudy.data.dataset import EpisodeDataset  # imports torch
@@ -513,7 +513,8 @@ def load_or_compute_all(
     """Return the summaries of each source, as `load_or_compute` does for one; those of many small sources in groups.
 
     A group has a file, which a change of any of its sources makes again. The group of a source follows from its place
-    and the number of sources (in powers of two), so other sources come and go without an effect on most groups.
+    and the number of sources (in powers of two), so other sources come and go without an effect on most groups. On a
+    network file system, where another host can truncate a mapped file, each source has a file of its own.
 
     Args:
         folder: cache folder; None always computes.
@@ -523,7 +524,7 @@ def load_or_compute_all(
     """
     small = [number for number, request in enumerate(requests) if request.rows <= SMALL]
     grouped: dict[int, list[int]] = {}
-    if folder is not None and len(small) > GROUP:
+    if folder is not None and len(small) > GROUP and not is_network(str(folder)):
         groups = 1 << (len(small) // GROUP).bit_length()
         for number in small:
             grouped.setdefault(zlib.crc32(requests[number].data.catalog.root.encode()) % groups, []).append(number)
