@@ -150,3 +150,9 @@ def test_four_thousand_sources():
         order.positions_of(d, int(episode[source == d][0]), int(frame[source == d][0]))[0]
         == np.flatnonzero(source == d)[0]
     )
+
+
+def test_a_refused_weight_has_the_name_of_its_source():
+    pair = [episodes(50, 50, name="large"), episodes(50, 50, name="small")]
+    with refused("1e-09", "small", kind=ValueError):
+        Order.from_datasets(pair, weights=[1, 1e-9], batch_size=8)

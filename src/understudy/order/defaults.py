@@ -142,20 +142,23 @@ def turn_together(frames: int, clip: int, lanes: int) -> bool:
     return 1 < clip < frames // lanes and shared_factor(frames, clip, lanes) == clip
 
 
-def choose_slots(weights: Sequence[float], batch_size: int, about: int) -> tuple[int, ...]:
+def choose_slots(weights: Sequence[float], batch_size: int, about: int, names: Sequence[str] = ()) -> tuple[int, ...]:
     """Choose the slots of each source, at least one, in a mixture period of about `wanted` slots.
 
     The period is a multiple of the batch size, from three quarters of `wanted` up to it: the one whose shares are
     relatively nearest to the weights.
 
     Raises:
-        ValueError: a weight so small that over a million slots would be needed.
+        ValueError: a weight so small that over a million slots would be needed; with `names`, names its source.
     """
     total = sum(weights)
     smallest = min(weights) / total
     least = 1 / smallest
     if least > _MOST_SLOTS:
-        raise ValueError(f"weight {min(weights)} is {smallest:.1e} of the mixture: need at least one in {_MOST_SLOTS}")
+        least_weight = min(weights)
+        of_source = f" of source {names[list(weights).index(least_weight)]!r}" if names else ""
+        share = f"{smallest:.1e} of the mixture: need at least one in {_MOST_SLOTS}"
+        raise ValueError(f"weight {least_weight}{of_source} is {share}")
     top = max(-(-about // batch_size), -(-int(least + 1) // batch_size), 1)
     counts = sorted({top - top * step // 64 for step in range(17)}, reverse=True)
     best, best_error = None, float("inf")

@@ -206,7 +206,7 @@ def resolve_order(
         return resolved, (1,), ORDER_VERSION
     lanes = request.lanes or request.spread or _slots(resolved, weights, request)
     batch_size = 1 if request.lanes else request.batch_size
-    slots, version = choose_slots(weights, batch_size, lanes), ORDER_VERSION
+    slots, version = choose_slots(weights, batch_size, lanes, [source.name for source in sources]), ORDER_VERSION
     counts: Sequence[int] = slots
     in_lanes = [part.spec.lanes > 1 for part in resolved]
     if share_errors(slots, weights, _EXACT):
@@ -321,7 +321,7 @@ def reweigh(
     most = max(spec.round, 16 * spec.batch)
     if add:  # a small source has 32 slots, so that its share is met within 2 %
         most = max(most, min(round(32 * sum(values) / min(values)), 1 << 16))
-    slots = choose_slots(values, spec.batch, most)
+    slots = choose_slots(values, spec.batch, most, named)
     if spec.version == EXACT_VERSION:
         slots = share_slots(values, -(-most // spec.batch) * spec.batch * UNIT)
     by_name = dict(zip(named, slots))
