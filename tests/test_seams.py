@@ -62,7 +62,6 @@ kit -> understudy: config.help takes policies.registry:type_names
 kit -> understudy: config.schema takes config.foreign:equivalent
 kit -> understudy: config.schema takes config.source_lists:expand_settings
 kit -> zoo: cli.commands takes cli.data.score:score
-tools -> understudy: cli.data.check takes config.source_lists:is_several
 tools -> understudy: cli.data.check takes config.source_lists:list_sources
 tools -> understudy: cli.data.select takes config.data:SelectionConfig
 tools -> understudy: cli.data.view takes train.checkpoint.run_dir:RunDir

@@ -1,10 +1,14 @@
 """Addresses of datasets with a view: `PATH#NAME` for its latest version, `PATH#NAME@VERSION` for that one."""
 
+import glob
 import os
 import re
 
 NAME = r"[A-Za-z][\w-]*"
 """Pattern of the name of a view."""
+LIST_SUFFIX = ".csv"
+"""Suffix of list files, whose rows are sources of a run."""
+_PUBLICATION = re.compile(r"@[1-9]\d*$")
 _ADDRESS = re.compile(rf"(.+)(#{NAME}(?:@[1-9]\d*)?)", re.DOTALL)
 
 
@@ -17,3 +21,18 @@ def split_view(address: str) -> tuple[str, str]:
     if match is None or ("://" not in address and os.path.exists(os.path.expanduser(address))):
         return address, ""
     return match[1], match[2]
+
+
+def is_several(address: str) -> bool:
+    """Return whether an address stands for several datasets: a glob that is no folder itself, or a list file."""
+    if "://" in address or "\0" in address:
+        return False
+    path = os.path.expanduser(split_view(address)[0])
+    if os.path.isdir(path) or os.path.isdir(_PUBLICATION.sub("", path)):
+        return False
+    return is_list(address) or glob.has_magic(path)
+
+
+def is_list(address: str) -> bool:
+    """Return whether an address has the suffix of a list file."""
+    return address.lower().endswith(LIST_SUFFIX)

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from support.datasets import Spec, edit_json, write_dataset
+from understudy.check.examine import check_dataset
 from understudy.cli import main
+from understudy.cli.data import check_several
+from understudy.errors import SourceError
 
 
 @pytest.fixture
@@ -49,3 +52,37 @@ def test_settings_of_one_dataset_are_refused(data: Path, capsys: pytest.CaptureF
     assert "page" in capsys.readouterr().err
     assert main.main(["check", f"{data}/x*/"]) == 2
     assert "x*" in capsys.readouterr().err
+
+
+def test_what_is_no_dataset_is_one_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (data / "other").mkdir()
+    assert main.main(["check", f"{data}/[so]*[04r]/", "--depth", "metadata"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "3 datasets" in lines[0]
+    assert [line.split(":")[0].strip() for line in lines if line.startswith("  ")] == [f"{data}/other"]
+    (tmp_path / "list.csv").write_text("path\ndata/s0\ndata/gone\nnowhere://host/x\n")
+    assert main.main(["check", str(tmp_path / "list.csv"), "--depth", "metadata", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["datasets"], found["episodes"]) == (3, 2)
+    assert [wrong["root"] for wrong in found["with_errors"]] == [str(tmp_path / "data/gone"), "nowhere://host/x"]
+
+
+def test_a_source_without_an_answer_is_one_line(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def examine(root: str, *_: object, **__: object) -> object:
+        if root.startswith("http"):
+            raise SourceError("no answer", where=root, transient=True)
+        return check_dataset(root, "metadata")
+
+    monkeypatch.setattr(check_several, "check_dataset", examine)
+    report = check_several.check_several([{"root": "http://host/x"}, {"root": f"{data}/s0"}], "metadata")
+    assert [(one.root, one.episodes) for one in report.datasets] == [("http://host/x", 0), (f"{data}/s0", 2)]
+    assert "no answer" in report.datasets[0].failed
+
+
+def test_messages_are_those_of_check(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["check", f"{data}/x*/"]) == 2
+    assert "data.sources" not in capsys.readouterr().err
+    assert main.main(["check", *(f"{data}/s{number}" for number in range(4))]) == 2
+    error = capsys.readouterr().err
+    assert "glob" in error
+    assert error.count(f"{data}/s") == 1

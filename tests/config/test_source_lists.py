@@ -8,7 +8,7 @@ import pytest
 
 from support.refusals import refused
 from understudy.config.flags import read_flags
-from understudy.config.schema import load, validate_new
+from understudy.config.schema import complete, dump_yaml, load, validate_new
 from understudy.config.source_lists import list_sources
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
@@ -138,3 +138,129 @@ def test_a_flag_without_a_value_is_refused() -> None:
 def test_a_stored_run_keeps_its_sources(data: Path) -> None:
     with refused("--data.sources", kind=ConfigError):
         read_flags(TrainConfig, ["--data.sources", "data/*/"], {}, new=False)
+
+
+def dataset(folder: Path) -> Path:
+    (folder / "meta").mkdir(parents=True)
+    (folder / "meta/info.json").write_text("{}")
+    return folder
+
+
+def entries(*items: Any) -> list[str]:
+    return [source.root for source in validate_new(TrainConfig, {"data": {"sources": list(items)}}).data.sources]
+
+
+def test_sources_given_by_two_flags_are_refused(data: Path) -> None:
+    with refused("--data.sources", "twice", kind=ConfigError):
+        roots("--data.sources", "data/a", "data/b", "--data.sources", "data/c")
+
+
+def test_files_of_a_row_are_relative_to_its_list(data: Path) -> None:
+    text = "path,keep_ranges,stats,frame_weights\na,k.json,s/norm.json,w.parquet\nb,/k.json,recorded,quality\n"
+    listed(data / "list.csv", f"{text}c,,https://host/s.json,s3://bucket/w.parquet\n")
+    a, b, c = read_flags(TrainConfig, ["--data.sources", "data/list.csv"], {}).data.sources
+    assert (a.keep_ranges, a.stats, a.frame_weights) == ("data/k.json", "data/s/norm.json", "data/w.parquet")
+    assert (b.keep_ranges, b.stats, b.frame_weights) == ("/k.json", "recorded", "quality")
+    assert (c.keep_ranges, c.stats, c.frame_weights) == ("", "https://host/s.json", "s3://bucket/w.parquet")
+
+
+def test_dots_behind_a_link_lead_where_the_link_leads(data: Path, tmp_path: Path) -> None:
+    behind = dataset(tmp_path / "far/x")
+    dataset(tmp_path / "data/x")
+    (tmp_path / "far/inner").mkdir()
+    os.symlink(tmp_path / "far/inner", data / "link")
+    listed(data / "list.csv", "path,keep_ranges\nlink/../x,link/../k.json\n")
+    (source,) = read_flags(TrainConfig, ["--data.sources", "data/list.csv"], {}).data.sources
+    assert os.path.abspath(source.root) == str(behind)
+    assert os.path.realpath(source.keep_ranges) == str(tmp_path / "far/k.json")
+    assert [os.path.abspath(root) for root in roots("--data.sources", "data/link/../[x]")] == [str(behind)]
+
+
+def test_stored_sources_are_never_expanded(data: Path, tmp_path: Path) -> None:
+    dataset(data / "set[1]")
+    dataset(data / "set1")
+    run = read_flags(TrainConfig, ["--data.sources", "data/set*", "data/a"], {})
+    assert [source.root for source in run.data.sources] == ["data/a", "data/set1", "data/set[1]"]
+    stored = tmp_path / "config.yaml"
+    stored.write_text(dump_yaml(run))
+    os.rename(data / "set[1]", data / "moved")
+    assert load(TrainConfig, stored).data.sources == run.data.sources
+    os.rename(data / "moved", data / "set[1]")
+    assert entries({"root": "data/set[1]"}) == ["data/set[1]"]
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        ("data/*/", "data/[ab]"),
+        ("data/[ab]", {"root": "data/a"}),
+        ({"root": "data/./b"}, {"root": "data/[ab]"}),
+        ({"root": "data/[ab]"}, {"root": "data/[bc]"}),
+        ("data/*/", "data/list.csv"),
+        ("data/list.csv", {"root": "https://host/x"}),
+        ("data/list.csv", "https://user:word@host/x/"),
+        ("data/[ab]", "file://{data}/b"),
+        ("data/[ab]", {"root": "{data}/b", "name": "b"}),
+    ],
+)
+def test_a_source_of_a_glob_or_list_is_there_once(data: Path, items: tuple[Any, ...]) -> None:
+    listed(data / "list.csv", "path\nc\nhttps://host/x/\n")
+    whole = [
+        item.replace("{data}", str(data))
+        if isinstance(item, str)
+        else item | {"root": item["root"].replace("{data}", str(data))}
+        for item in items
+    ]
+    with refused("data.sources", "views", kind=ConfigError):
+        entries(*whole)
+
+
+def test_parts_of_a_dataset_may_be_several_sources(data: Path) -> None:
+    assert entries("data/[ab]#good", "data/[ab]#rest", "data/c")[-1] == "data/c"
+    by_hand = [{"root": "data/a", "where": "success"}, {"root": "data/a", "where": "not success"}]
+    assert entries(*by_hand, "data/b") == ["data/a", "data/a", "data/b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("path;weight\na;1\n", ("path;weight", "commas")),
+        ("path\tweight\na\t1\n", ("commas",)),
+        ("Path,Weight\na,1\n", ("Path", "lower", "path")),
+        ("path,Weight\na,1\n", ("Weight", "lower", "weight")),
+        ("\npath,weight\na,1\n", ("empty", "path,weight")),
+        ("# sets\npath,weight\na,1\n", ("# sets", "path,weight")),
+        ("path,weight\n# sets\na,1\n", ("row 2", "comments")),
+        ("path\n*/\n", ("row 2", "row")),
+        ("path\n$HOME/a\n", ("row 2", "$HOME/a", "variables")),
+        ("path\nlerobot/pusht\n", ("row 2", "lerobot/pusht", "hf://datasets/OWNER/NAME")),
+        ("path\na\0b\n", ("row 2", r"a\x00b", "NUL")),
+        ("path,name\na,x\0y\n", ("row 2", "name", r"x\x00y")),
+        ("path,cameras\na,{front\n", ("row 2", "cameras", "{front", "JSON")),
+        ('path,cameras\na,"{""x"": 1, ""x"": 2}"\n', ("row 2", "cameras", "JSON", 2)),
+        (f"path,cameras\na,{'[' * 9000}\n", ("row 2", "cameras", "JSON")),
+        (f"path,cameras\na,{'[' * 300}{']' * 300}\n", ("row 2", "cameras", "nested")),
+    ],
+)
+def test_a_refused_list_file_says_what_is_allowed(data: Path, text: str, named: tuple[Any, ...]) -> None:
+    listed(data / "list.csv", text)
+    with refused("data.sources", "list.csv", *named, kind=ConfigError):
+        roots("--data.sources", "data/list.csv")
+
+
+def test_addresses_that_nothing_can_match_are_refused(data: Path) -> None:
+    for address in ("data/**/", "**"):
+        with refused("data.sources", address, "level", kind=ConfigError):
+            entries(address)
+    for address in ("data/\0*", "x\0.csv", "~\0/a", "data/a\0"):
+        with refused("data.sources", "NUL", kind=ConfigError):
+            entries(address)
+    with refused("data.sources.0.root", "NUL", kind=ConfigError):
+        entries({"root": "~\0/a*"}, "data/a")
+
+
+@pytest.mark.parametrize("root", ["data/*", "data/list.csv"])
+def test_a_single_root_is_no_glob_or_list(data: Path, root: str) -> None:
+    listed(data / "list.csv", "path\na\n")
+    with refused("data.root", root, "--data.sources", kind=ConfigError):
+        complete(read_flags(TrainConfig, ["--data.root", root, "--output-dir", "run"], {}))

@@ -24,7 +24,7 @@ from understudy.config.on_resume import (
     OnResume,
 )
 from understudy.credentials import strip_credentials
-from understudy.dataset_address import split_view
+from understudy.dataset_address import is_several, split_view
 
 NONE = "none"
 """Value of `cameras` for a policy without cameras."""
@@ -266,6 +266,8 @@ class DataConfig(DatasetConfig):
         if not self.sources:
             if not self.root:
                 yield "root: required, the folder or address of the dataset to train on: --data.root FOLDER"
+            elif is_several(self.root):
+                yield f"root: {self.root}: no folder; data.sources takes globs and lists: --data.sources '{self.root}'"
             yield from self.mixed()[0].problems()
             return
         plain = DataConfig()

@@ -47,9 +47,17 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 def _parse_json(path: Path, text: str) -> Any:
     try:
+        return parse_json(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text. Raises ValueError: it is none, repeats a key, or is nested too deeply."""
+    try:
         return json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+        raise ValueError(f"not valid JSON: {error}") from error
 
 
 def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -89,13 +97,13 @@ def _as_mapping(path: Path, content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: holds a {type(content).__name__}, expected `name: value` lines")
     try:
-        _check_size(content)
+        check_size(content)
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
     return content
 
 
-def _check_size(content: Any) -> None:
+def check_size(content: Any) -> None:
     """Visit each list and mapping once, however many aliases name it.
 
     Raises:

@@ -28,6 +28,7 @@ from understudy.policies.own_code.types import is_code, name_by_hand, pin
 from understudy.policies.registry import BUILT_IN, PolicySettings, policy_type
 from understudy.records import Record
 
+_TWICE = "is given twice; give all its values after one flag"
 TRAINS = "--data.root"
 """Flag of the commands with the settings of a training, into which names of other trainers are translated."""
 
@@ -135,6 +136,7 @@ class _Line:
         """Put the value of each flag into the content, and describe those that are unknown or have none."""
         self._choose_policy(chosen_type(list(words)))
         refused: Mapping[str, str] = getattr(self.cls, "REFUSED_FLAGS", {})
+        further: str = getattr(self.cls, "FURTHER_ARGUMENT", "")
         free = [setting for setting in self.settings.values() if setting.positional]
         flags = {flag_of(path): setting for path, setting in self.settings.items() if not setting.positional}
         off = {negation_of(setting.path): setting for setting in flags.values() if setting.kind is bool}
@@ -142,7 +144,9 @@ class _Line:
         while words:
             word = words.popleft()
             if not _is_flag(word):
-                if not free or (bare and not takes_many(free[0].kind)):
+                if free and bare and further:
+                    self.errors += [f"{word}: {further}"] if len(bare) == 1 else []
+                elif not free or (bare and not takes_many(free[0].kind)):
                     self.errors.append(_misplaced(word, flag, list(flags)))
                 bare.append(word)
                 continue
@@ -160,6 +164,8 @@ class _Line:
                     self.errors.append(self._unknown(flag, list(flags)))
             elif why := refused.get(setting.path):
                 self.errors.append(f"{flag}: has no effect here: {why}")
+            elif setting.item is SourceConfig and setting.path in self.paths:
+                self.errors.append(f"{flag}: {_TWICE}")
             elif setting.item is SourceConfig and values and self.new:
                 self._put(setting, values)
             elif setting.item is SourceConfig and not self.new:
@@ -291,7 +297,7 @@ def _joined(setting: Setting, value: Any, content: dict[str, Any]) -> Any:
     if isinstance(value, dict) and isinstance(earlier, dict):
         return earlier | value
     if takes_many(setting.kind):
-        raise ValueError("is given twice; give all its values after one flag")
+        raise ValueError(_TWICE)
     return value
 
 

@@ -1,6 +1,7 @@
 """`data.sources` as globs and list files, expanded into one entry per dataset before the settings are checked.
 
-A run stores the entries. So a folder that is added later is no source of it.
+A run stores the entries. So a folder that is added later is no source of it. A stored entry has all settings, `name`
+among them: an entry with a name is one dataset, whatever characters its path has.
 
 A list file is CSV in UTF-8 with a header. The column `path` is required. Other columns are settings of a source
 (`SourceConfig`), written as on the command line: `name=key` pairs for a mapping, words for a list. An empty cell is the
@@ -9,31 +10,29 @@ default.
 
 import csv
 import glob
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
+from urllib.parse import unquote, urlsplit
 
 from understudy.config.data import DatasetConfig, SourceConfig
+from understudy.config.files import check_size, parse_json
 from understudy.config.help import members, takes_many
-from understudy.dataset_address import split_view
+from understudy.credentials import strip_credentials
+from understudy.dataset_address import is_list, is_several, split_view
 from understudy.errors import ConfigError
 from understudy.records import Record
 
-LIST_SUFFIX = ".csv"
-"""Suffix of list files."""
 _PATH, _ROOT = "path", "root"
 _MOST_NAMED = 5
 _INFO = "meta/info.json"
-
-
-def is_several(address: str) -> bool:
-    """Return whether an address stands for several datasets: a glob that is no folder itself, or a list file."""
-    path = os.path.expanduser(split_view(address)[0])
-    return "://" not in address and not os.path.isdir(path) and (_is_list(address) or glob.has_magic(path))
+_SHOWN = 40
+_RECORDED = "recorded"
+"""Value of `stats` that is no file."""
+_HUB = "a dataset of the hub is hf://datasets/OWNER/NAME"
 
 
 def expand_settings(content: Record, where: object = None) -> Record:
@@ -48,34 +47,37 @@ def expand_settings(content: Record, where: object = None) -> Record:
 
     Raises:
         ConfigError: a glob without a match; a list file that cannot be read, or with an unknown column or a missing
-            weight; a path that is no dataset, or is there twice. Lists all of them.
+            weight; a path that is no dataset, or that another source has, too, unless both are entries with a single
+            path. Lists all of them.
     """
     data = content.get("data")
     given = data.get("sources") if isinstance(data, Mapping) else None
     items = [given] if isinstance(given, str) else given
     if not isinstance(data, Mapping) or not isinstance(items, list | tuple):
         return content
-    if not any(isinstance(item, str) or is_several(_root_of(item)) for item in items):
+    if not any(isinstance(item, str) or _is_glob(item) for item in items):
         return content
     errors: list[str] = []
     entries: list[Any] = []
-    of_texts: list[str] = []
+    found: list[bool] = []
+    of_texts = 0
     for item in items:
-        if isinstance(item, str) or is_several(_root_of(item)):
-            address = item if isinstance(item, str) else _root_of(item)
-            own = {} if isinstance(item, str) else {name: value for name, value in item.items() if name != _ROOT}
-            found = [{**own, **entry} for entry in _expand(address, errors)]
-            of_texts += [entry[_ROOT] for entry in found if isinstance(item, str)]
-            entries += found
-        else:
+        if not isinstance(item, str) and not _is_glob(item):
             entries.append(item)
-    if len(of_texts) == len(entries):  # in the sequence of a shell it would depend on the locale
-        entries.sort(key=lambda entry: str(entry[_ROOT]))
-    errors += _repeated(of_texts)
+            found.append(False)
+            continue
+        own = {} if isinstance(item, str) else {name: value for name, value in item.items() if name != _ROOT}
+        several = _expand(item if isinstance(item, str) else _root_of(item), errors)
+        for where_found, entry in several:
+            _check_dataset(entry[_ROOT], where_found, errors)
+            entries.append({**own, **entry})
+        found += [True] * len(several)
+        of_texts += len(several) if isinstance(item, str) else 0
+    errors += _repeated(zip(map(_root_of, entries), found))
     if errors:
-        more = f"\n  and {len(errors) - _MOST_NAMED} more" if len(errors) > _MOST_NAMED else ""
-        head = f"{where}: data.sources: " if where is not None else "data.sources: "
-        raise ConfigError(head + "\n  ".join(errors[:_MOST_NAMED]) + more)
+        raise _as_error(errors, f"{where}: data.sources: " if where is not None else "data.sources: ")
+    if of_texts == len(entries):  # in the sequence of a shell it would depend on the locale
+        entries.sort(key=_root_of)
     shared = {name: data[name] for name in _of_dataset() if of_texts and name in data}
     whole = [{**shared, **entry} if isinstance(entry, Mapping) else entry for entry in entries]
     rest = {name: value for name, value in data.items() if name not in shared}
@@ -86,10 +88,20 @@ def list_sources(address: str) -> list[dict[str, Any]]:
     """Return the settings of each dataset that a glob or a list file stands for, sorted by `root`.
 
     Raises:
-        ConfigError: as `expand_settings`.
+        ConfigError: a glob without a match; a list file that cannot be read; a path that is there twice. A path that is
+            no dataset is an entry.
     """
-    entries: list[dict[str, Any]] = expand_settings({"data": {"sources": [address]}})["data"]["sources"]
-    return entries
+    errors: list[str] = []
+    entries = [entry for _, entry in _expand(address, errors)]
+    errors += _repeated((entry[_ROOT], True) for entry in entries)
+    if errors:
+        raise _as_error(errors, "path: ")
+    return sorted(entries, key=_root_of)
+
+
+def _as_error(errors: list[str], head: str) -> ConfigError:
+    more = f"\n  and {len(errors) - _MOST_NAMED} more" if len(errors) > _MOST_NAMED else ""
+    return ConfigError(head + "\n  ".join(errors[:_MOST_NAMED]) + more)
 
 
 def _root_of(item: Any) -> str:
@@ -97,29 +109,47 @@ def _root_of(item: Any) -> str:
     return root if isinstance(root, str) else ""
 
 
-def _is_list(address: str) -> bool:
-    return Path(address).suffix.lower() == LIST_SUFFIX
+def _is_glob(item: Any) -> bool:
+    """Whether an entry stands for several datasets; one with a name, as a run stores all of them, does not."""
+    return isinstance(item, Mapping) and "name" not in item and is_several(_root_of(item))
 
 
 def _of_dataset() -> list[str]:
     return [setting.name for setting in fields(DatasetConfig) if setting.name != _ROOT]
 
 
-def _expand(address: str, errors: list[str]) -> list[dict[str, Any]]:
-    """Entries of one address, sorted; problems go into `errors`."""
-    if not is_several(address):
-        return [{_ROOT: _checked(address, "", errors)}]
+def _expand(address: str, errors: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Entries of one address, sorted, each with its place for messages; problems go into `errors`."""
     try:
-        found = _read_list(Path(os.path.expanduser(address))) if _is_list(address) else _match(address)
-        return [entry | {_ROOT: _checked(entry[_ROOT], where, errors)} for where, entry in found]
+        if "\0" in address:
+            raise ValueError(f"{address!r} contains the character NUL: leave it out")
+        if not is_several(address):
+            found = [("", {_ROOT: address})]
+        elif is_list(address):
+            found = _read_list(Path(os.path.expanduser(address)))
+        else:
+            found = _match(address)
+        return [(where, entry | {_ROOT: _unfolded(entry[_ROOT])}) for where, entry in found]
     except ValueError as error:
         errors.append(str(error))
         return []
 
 
+def _unfolded(address: str) -> str:
+    """Return an address whose `..` a reader may fold as text; behind a link, that would be another folder."""
+    path, view = split_view(address)
+    local = os.path.expanduser(path)
+    if "://" in path or ".." not in local.split(os.sep):
+        return address
+    real = os.path.realpath(local)
+    return address if os.path.realpath(os.path.normpath(local)) == real else real + view
+
+
 def _match(pattern: str) -> list[tuple[str, dict[str, Any]]]:
     """Folders that a glob matches, sorted, with the place for messages."""
     path, view = split_view(pattern)
+    if "**" in path.split("/"):
+        raise ValueError(f"{pattern} has `**`, for any depth: write a `*` for each level, as in d/*/*/, or a list file")
     found = (folder.rstrip("/") for folder in glob.iglob(os.path.expanduser(path)) if os.path.isdir(folder))
     folders = sorted(set(found))
     if not folders:
@@ -127,14 +157,21 @@ def _match(pattern: str) -> list[tuple[str, dict[str, Any]]]:
     return [(f"{pattern} matches ", {_ROOT: folder + view}) for folder in folders]
 
 
-def _checked(address: str, where: str, errors: list[str]) -> str:
-    """Return an address; a folder that is no dataset is an error."""
+def _check_dataset(address: str, where: str, errors: list[str]) -> None:
+    """Add an error for a folder that is no dataset."""
     path = os.path.expanduser(split_view(address)[0])
-    if "://" not in path and "@" not in os.path.basename(path) and not os.path.isfile(os.path.join(path, _INFO)):
-        what = f"which is no dataset (no {_INFO})" if os.path.isdir(path) else "where there is no folder"
-        fix = "leave it out" if where else "correct the path; a dataset of the hub is hf://datasets/OWNER/NAME"
-        errors.append(f"{where or 'there is '}{address}, {what}: {fix}")
-    return address
+    if "://" in path or "@" in os.path.basename(path) or os.path.isfile(os.path.join(path, _INFO)):
+        return
+    what = f"which is no dataset (no {_INFO})" if os.path.isdir(path) else "where there is no folder"
+    if os.path.isdir(path):
+        fix = "leave it out" if where else f"correct the path; {_HUB}"
+    elif "$" in path:
+        fix = "write the path out, variables are not replaced here"
+    elif glob.has_magic(path):
+        fix = "a row is one dataset, so give a row for each; globs are sources beside the list"
+    else:
+        fix = f"correct the path; {_HUB}"
+    errors.append(f"{where or 'there is '}{address}, {what}: {fix}")
 
 
 def _read_list(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -146,8 +183,26 @@ def _read_list(path: Path) -> list[tuple[str, dict[str, Any]]]:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"{path} cannot be read: {reason}; give a CSV file in UTF-8") from error
     names = [name.strip() for name in rows[0]] if rows else []
-    kinds = get_type_hints(SourceConfig)
+    if rows and not any(names):
+        raise ValueError(f"{path} begins with an empty line: its first line names the columns, as in path,weight")
+    _check_header(path, names)
+    found = list(_rows(path, rows, names, get_type_hints(SourceConfig)))
+    if not found:
+        raise ValueError(f"{path} has a header and no row: add a line for each dataset")
+    return sorted(found, key=lambda row: _root_of(row[1]))
+
+
+def _check_header(path: Path, names: list[str]) -> None:
+    """Raise ValueError for a first line that does not name the columns."""
     known = [_PATH, *(setting.name for setting in fields(SourceConfig) if setting.name != _ROOT)]
+    first = ",".join(names)
+    if len(names) == 1 and any(mark in first for mark in ";\t"):
+        raise ValueError(f"{path} has the header {first!r}: separate its columns by commas")
+    if first.startswith("#"):
+        raise ValueError(f"{path} begins with {first!r}: its first line names the columns, as in path,weight")
+    for name in names:
+        if name not in known and name.lower() in known:
+            raise ValueError(f"{path}: the column {name!r} is unknown: columns are lower case, {name.lower()!r}")
     if _PATH not in names:
         raise ValueError(f"{path} has the columns {', '.join(names) or 'none'}: name one of them `{_PATH}`")
     for name in names:
@@ -156,10 +211,6 @@ def _read_list(path: Path) -> list[tuple[str, dict[str, Any]]]:
             fix = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
             problem = "is there twice: keep one" if name in known else f"is unknown: {fix}"
             raise ValueError(f"{path}: the column {name!r} {problem}")
-    found = list(_rows(path, rows, names, kinds))
-    if not found:
-        raise ValueError(f"{path} has a header and no row: add a line for each dataset")
-    return sorted(found, key=lambda row: str(row[1][_ROOT]))
 
 
 def _rows(
@@ -169,20 +220,39 @@ def _rows(
         where = f"{path}, row {number}: "
         if not any(cell.strip() for cell in row):
             continue
+        if row[0].lstrip().startswith("#"):
+            raise ValueError(f"{where}{_shown(row[0])}: a list has no comments; delete it (a folder #x is ./#x)")
         if len(row) != len(names):
             raise ValueError(f"{where}{len(row)} cells for {len(names)} columns: quote a cell that has a comma")
         cells = {name: cell.strip() for name, cell in zip(names, row)}
+        for name, cell in cells.items():
+            if "\0" in cell:
+                raise ValueError(f"{where}{name} is {_shown(cell)}, with the character NUL: leave it out")
         if not (address := cells.pop(_PATH)):
             raise ValueError(f"{where}the path is empty: give the folder or URL of a dataset")
-        if "://" not in address:
-            address = os.path.normpath(path.parent / os.path.expanduser(address))
+        address = _beside(path, address)
         if not cells.get("weight", "1"):
             raise ValueError(f"{where}{address} has no weight: give each source one, or leave out the column")
         try:
             entry = {name: _value(name, kinds[name], cell) for name, cell in cells.items() if cell}
         except ValueError as error:
             raise ValueError(f"{where}{error}") from error
+        for name, value in entry.items():
+            if _is_file(name, value):
+                entry[name] = _beside(path, value)
         yield f"{where}names ", {_ROOT: address, **entry}
+
+
+def _beside(path: Path, cell: str) -> str:
+    """Return the path in a cell of the list file `path`: from its folder, with each `..` as written; no URL."""
+    return cell if "://" in cell else str(path.parent / os.path.expanduser(cell))
+
+
+def _is_file(name: str, value: Any) -> bool:
+    """Whether the value of a setting is the path of a file, not a word or the key of a feature."""
+    if name == "frame_weights":
+        return str(value).endswith(".parquet")
+    return name == "keep_ranges" or (name == "stats" and value != _RECORDED)
 
 
 def _value(name: str, kind: Any, cell: str) -> Any:
@@ -191,27 +261,48 @@ def _value(name: str, kind: Any, cell: str) -> Any:
         try:
             return float(cell)
         except ValueError as error:
-            raise ValueError(f"{name} is {cell!r}: give a number, as in 2.5") from error
+            raise ValueError(f"{name} is {_shown(cell)}: give a number, as in 2.5") from error
     if not takes_many(kind):
         return cell
     if cell[0] in "[{":
-        return json.loads(cell)
+        try:
+            value = parse_json(cell)
+            check_size(value)
+            return value
+        except ValueError as error:
+            raise ValueError(f"{name} is {_shown(cell)}: {error}") from error
     words = cell.split()
     if not any(get_origin(member) is dict for member in members(kind)):
         return words
     pairs = [word.split("=", 1) for word in words]
     if any(len(pair) < 2 for pair in pairs):
-        raise ValueError(f"{cell!r} is no mapping: give NAME=KEY pairs")
+        raise ValueError(f"{name} is {_shown(cell)}, no mapping: give NAME=KEY pairs")
     return dict(pairs)
 
 
-def _repeated(roots: list[str]) -> Iterator[str]:
-    """One line for each dataset that is there twice."""
-    places: dict[str, str] = {}
-    for root in roots:
-        path, view = split_view(root)
-        place = (path if "://" in path else os.path.realpath(os.path.expanduser(path))) + view
-        if place in places:
-            same = "twice" if places[place] == root else f"as {places[place]}, too"
+def _shown(cell: str) -> str:
+    return repr(cell if len(cell) <= _SHOWN else f"{cell[:_SHOWN]}…")
+
+
+def _repeated(roots: Iterable[tuple[str, bool]]) -> Iterator[str]:
+    """One line for each dataset that is there twice, of (address, whether it may be there once only)."""
+    places: dict[str, tuple[str, bool]] = {}
+    for root, once in roots:
+        if not root or "\0" in root:  # of an entry, and refused with its other settings
+            continue
+        place = _place(root)
+        earlier, earlier_once = places.get(place, (root, False))
+        if place in places and (once or earlier_once):
+            same = "twice" if earlier == root else f"as {earlier}, too"
             yield f"{root} is there {same}: keep one, or give parts of it as views, PATH#NAME"
-        places.setdefault(place, root)
+        places[place] = (earlier, once or earlier_once)
+
+
+def _place(root: str) -> str:
+    """Return one spelling for all addresses of a dataset, with its view."""
+    path, view = split_view(root)
+    if path.startswith("file://"):
+        path = unquote(urlsplit(path).path)
+    if "://" in path:
+        return strip_credentials(path).rstrip("/") + view
+    return os.path.realpath(os.path.expanduser(path)) + view

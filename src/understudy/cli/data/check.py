@@ -3,12 +3,13 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from understudy.atomic import refuse_existing, write_text
 from understudy.config.declare import Ge, Interval, Positional
-from understudy.config.source_lists import is_several, list_sources
+from understudy.config.source_lists import list_sources
 from understudy.config.workers import WorkersConfig
+from understudy.dataset_address import is_several
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ FOUND = 1
 class CheckConfig(WorkersConfig):
     """Examine a dataset: exit code 0 without errors, 1 with errors, 2 where there is no dataset to check."""
 
+    FURTHER_ARGUMENT: ClassVar[str] = (
+        "one PATH is checked; several are a glob in quotes ('data/*/') or a list file in CSV"
+    )
     path: Positional[str] = ""
     """Folder (or URL) of a LeRobot dataset; or, for one summary of many, a glob in quotes (`'data/*/'`) or a list file
     in CSV, as in `data.sources` of a training."""

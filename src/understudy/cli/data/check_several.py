@@ -7,7 +7,7 @@ from typing import Any
 
 from understudy.check.examine import Depth, check_dataset
 from understudy.check.findings import RULES, SEVERITIES, Finding
-from understudy.errors import DatasetError, SourceError
+from understudy.errors import DatasetError
 from understudy.parts import Workers
 from understudy.plural import plural
 from understudy.progress import Progress
@@ -84,9 +84,6 @@ def check_several(
         depth: files to read.
         show_progress: whether to show the count, the rate and the remaining time on stderr.
         workers: processes that read the files; None reads them in this one.
-
-    Raises:
-        SourceError: a server gives no answer.
     """
     report = SeveralReport()
     with Progress(len(sources), "check", "dataset", shown=show_progress) as bar:
@@ -96,8 +93,6 @@ def check_several(
             try:
                 found = check_dataset(source["root"], depth, workers=workers, **options)
                 report.datasets.append(Checked(source["root"], found.episodes, found.frames, found.findings))
-            except SourceError:
-                raise
             except DatasetError as error:
                 report.datasets.append(Checked(source["root"], failed=str(error)))
             bar.update(1)
