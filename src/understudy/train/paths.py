@@ -19,11 +19,20 @@ Source = TypeVar("Source", DataConfig, SourceConfig)
 
 PATHS = ("root", "keep_ranges", "frame_weights")
 """Settings of a source that name a file or folder, and that a resumed run reads again."""
-MOVED = (
-    "if the dataset has moved, name its folder: --data.root FOLDER of `resume` and `validate`, or root in config.yaml "
-    "of the run"
-)
-"""Remedy for a dataset that is not at its place."""
+
+
+def moved_fix(config: TrainConfig) -> str:
+    """Return the remedy for datasets of a run that are not at their places, which are not URLs; "": all are there."""
+    roots = [split_view(source.root)[0] for source in config.data.mixed()]
+    gone = [number for number, root in enumerate(roots) if "://" not in root and not os.path.exists(root)]
+    if not gone:
+        return ""
+    file = f"{config.output_dir}/config.yaml"
+    if config.data.sources:
+        places = ", ".join(f"data.sources.{number}.root ({roots[number]})" for number in gone)
+        return f"if the datasets have moved, name their folders in {file}: {places}"
+    flag = "--data.root FOLDER of `resume` and `validate`"
+    return f"if the dataset has moved, name its folder: {flag}, or data.root in {file}"
 
 
 def resolve_paths(config: TrainConfig) -> TrainConfig:

@@ -6,7 +6,6 @@ never stopped. Rank 0 alone writes the run's own files; all ranks write checkpoi
 """
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -45,7 +44,7 @@ from understudy.train.data.run_normalization import confront_update
 from understudy.train.data.updates import changed_episodes, current_spec, find_appended, recorded_sources, write_update
 from understudy.train.data.versions_read import Versions, describe_versions, latest_versions, versions_read
 from understudy.train.loop import gather_weights, library_versions, make_pending_validation, run_steps
-from understudy.train.paths import MOVED, resolve_paths, with_local_files, with_root
+from understudy.train.paths import moved_fix, resolve_paths, with_local_files, with_root
 from understudy.train.profiling.peak_check import PeakForecast
 from understudy.train.resume_check import check_resume, stretch_schedule
 from understudy.train.run_record import current_order, load_initial_weights, new_run_record
@@ -293,10 +292,9 @@ def _open_same_data(
     try:
         data = open_data(config, recorded_sources(record, updates), mesh.rank == 0)
     except DatasetError as error:
-        roots = [split_view(source.root)[0] for source in config.data.mixed()]
-        is_gone = not all("://" in root or os.path.exists(root) for root in roots)
-        if is_gone and is_wrong_input(error):  # an outage of the hub, whose ids are not paths, keeps its exit code
-            raise error.replaced(fix="; ".join(filter(None, [error.fix, MOVED]))) from error
+        fix = moved_fix(config)
+        if fix and is_wrong_input(error):  # an outage of the hub, whose ids are not paths, keeps its exit code
+            raise error.replaced(fix="; ".join(filter(None, [error.fix, fix]))) from error
         if read and is_wrong_input(error):
             named = [line.strip() for line in describe_versions(read, None, config)]
             raise error.replaced(what="; ".join([error.what, *named])) from error

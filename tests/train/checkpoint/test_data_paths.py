@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from support.datasets import Spec, write_dataset
+from support.refusals import absent
 from support.runs import tiny_config
 from understudy.cli import main
+from understudy.config.data import SourceConfig
 from understudy.config.schema import override
 from understudy.errors import DatasetError, SourceError
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.paths import MOVED
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +67,32 @@ def test_a_dataset_that_is_gone_is_named_with_the_flag(
     with pytest.raises(DatasetError) as error:
         run.resume(config)
     assert str(elsewhere / "gone") in str(error.value)
-    assert MOVED in error.value.fix
+    assert not absent(error.value.fix, "--data.root", f"{elsewhere / 'one'}/config.yaml")
     assert main.main(["validate", str(elsewhere / "one")]) == main.WRONG_INPUT
     assert "--data.root" in capsys.readouterr().err
     assert main.main(["validate", str(elsewhere / "one"), "--data.root", "../copy", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 2
     assert run.resume(override(config, steps=3, data={"root": "../copy"}, log={"report": False})) == run.DONE
     assert RunDir(elsewhere / "one").settings().data.root == str(elsewhere / "copy")
+
+
+def test_a_mixture_that_moved_is_resumed_as_the_message_says(elsewhere: Path) -> None:
+    """It names each root that is gone, in config.yaml of the run: --data.root is for a single dataset."""
+    for name in ("a", "b"):
+        write_dataset(elsewhere / name, Spec(lengths=(8, 9), gop=3))
+    sources = tuple(SourceConfig(root=str(elsewhere / name)) for name in ("a", "b"))
+    config = tiny_config(elsewhere / "a", elsewhere / "mixed", steps=2, checkpoint={"every": 2}, val={"every": 2})
+    config = override(config, data={"root": "", "sources": sources}, log={"report": False})
+    assert run.train(config) == run.DONE
+    shutil.move(elsewhere / "b", elsewhere / "moved")
+    with pytest.raises(DatasetError) as error:
+        run.resume(override(RunDir(elsewhere / "mixed").settings(), steps=3))
+    path = elsewhere / "mixed/config.yaml"
+    assert not absent(error.value.fix, path, "data.sources.1.root", elsewhere / "b")
+    assert "sources.0" not in error.value.fix
+    assert "--data.root" not in error.value.fix
+    path.write_text(path.read_text().replace(str(elsewhere / "b"), str(elsewhere / "moved")))
+    assert run.resume(override(RunDir(elsewhere / "mixed").settings(), steps=3)) == run.DONE
 
 
 def test_an_outage_of_the_hub_stays_an_outage(
