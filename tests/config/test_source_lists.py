@@ -231,7 +231,7 @@ def test_parts_of_a_dataset_may_be_several_sources(data: Path) -> None:
         ("\npath,weight\na,1\n", ("empty", "path,weight")),
         ("# sets\npath,weight\na,1\n", ("# sets", "path,weight")),
         ("path,weight\n# sets\na,1\n", ("row 2", "comments")),
-        ("path\n*/\n", ("row 2", "row")),
+        ("path\n*/\n", ("row 2", "globs")),
         ("path\n$HOME/a\n", ("row 2", "$HOME/a", "variables")),
         ("path\nlerobot/pusht\n", ("row 2", "lerobot/pusht", "hf://datasets/OWNER/NAME")),
         ("path\na\0b\n", ("row 2", r"a\x00b", "NUL")),
