@@ -17,7 +17,6 @@ its readings to --out, and prints the medians of all that are there. The dataset
                        that they are decoded from, the indexes of their videos, their row groups, and footers
     video_, rows_      the same of videos and of data files alone
     requests           per sample; samples_s and cpu_ms: in the --seconds after the first --warm
-    http_cpu           share of the CPU time that threads of requests take
 """
 
 import json
@@ -91,16 +90,6 @@ def write(folder: Path, kind: str, millions: float, group: int | None, recorded:
     return root
 
 
-def http_seconds() -> float:
-    """CPU seconds of the threads that make requests, as far as they live."""
-    ticks = 0
-    for task in Path("/proc/self/task").iterdir():
-        fields = (task / "stat").read_text().rpartition(")")[2].split()
-        if (task / "comm").read_text().startswith("understudy-fetc"):
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 def read(root: str, seconds: float, warm: float, middle: bool) -> None:
     """Read batches with the defaults of `Loader`; print figures of this process."""
     import warnings
@@ -147,7 +136,6 @@ def read(root: str, seconds: float, warm: float, middle: bool) -> None:
             "early_s": early * BATCH / (started - begun),
             "anonymous_mb": largest / 1e6,
             "planned_mb": loader.plan.bytes / 1e6,
-            "http_cpu": http_seconds() / common.cpu_seconds(),
             "samples": taken * BATCH,
         }
         order = loader.order.to_json()

@@ -9,9 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from support.datasets import Spec, write_dataset
+from support.servers import RangeServer, folder
 from support.videos import moving_pictures
 from understudy.data.write.writer import EpisodeWriter
 
@@ -55,8 +57,8 @@ def two_cameras(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("process") / "two", 2, 2, 180, cameras=2, height=360, width=480)
 
 
-def run(*words: str | int | Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def run(*words: str | int | Path, **variables: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, str(SCRIPT), *map(str, words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
@@ -119,6 +121,19 @@ def test_plan_has_the_reading_of_a_data_file(tmp_path: Path, files: int) -> None
     found = json.loads(output)
     columns = sum(lengths) * (120 + 3) * 4
     assert 2.5 * columns < found["grown"] <= found["planned"], found
+
+
+def test_plan_has_the_footers_of_data_files_on_a_server(tmp_path: Path) -> None:
+    """Each of 250 episodes parses a footer of seven megabytes; none may outlive its use."""
+    write_dataset(tmp_path / "set", Spec(lengths=(3,) * 1000, cameras=(), action_dim=8, per_data_file=1000))
+    path = next((tmp_path / "set").glob("data/chunk-*/*.parquet"))
+    pq.write_table(pq.read_table(path), path, row_group_size=3)
+    with RangeServer(folder(tmp_path / "set", "/set")) as server:
+        environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+        output, errors = run("parts", f"{server.url}/set", 400 * 10**6, **environment).communicate(timeout=300)
+    assert output, errors
+    found = json.loads(output)
+    assert found["grown"] <= found["planned"], found
 
 
 def test_loader_ends_within_a_second_of_an_interrupt(one_group: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from peak_memory import peak_bytes, resident_bytes, start_peak
 
 from understudy.data.dataset import EpisodeDataset
+from understudy.data.read import row_tables, rows
 from understudy.load.loader import Loader
 from understudy.order import Order
 
@@ -44,6 +45,21 @@ def measure_rows(root: str) -> None:
         print(json.dumps({"planned": loader.plan.bytes, "grown": peak_bytes() - before, "plan": str(loader.plan)}))
 
 
+def measure_parts(root: str, memory: int) -> None:
+    """Print the bytes of the plan and the largest growth while rows of single episodes are read, as JSON.
+
+    The columns of every data file are mapped, of however small a dataset, and no whole file is decoded.
+    """
+    row_tables.LEAST_DATASET = row_tables.LEAST_FILE = rows._WHOLE = 0
+    warm = EpisodeDataset(root)
+    warm.batch(*warm.locate([0]))  # code is loaded
+    warm.catalog.files.close()
+    before = start_peak()
+    with Loader(root, batch_size=256, seed=0, memory=memory, rank=0, world_size=1) as loader:
+        next(loader)
+        print(json.dumps({"planned": loader.plan.bytes, "grown": peak_bytes() - before, "plan": str(loader.plan)}))
+
+
 def forever(root: str, memory: int) -> None:
     """Make batches until interrupted; print each arrival, and the number of threads left at the end."""
     data = EpisodeDataset(root, frame_cache_bytes=0)
@@ -66,4 +82,6 @@ def forever(root: str, memory: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     name, root_, *numbers = sys.argv[1:]
-    {"measure": measure, "rows": measure_rows, "forever": forever}[name](root_, *map(int, numbers))
+    {"measure": measure, "rows": measure_rows, "parts": measure_parts, "forever": forever}[name](
+        root_, *map(int, numbers)
+    )

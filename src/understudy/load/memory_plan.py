@@ -47,7 +47,8 @@ _STORED = 2  # encoded images of rows take half of the memory that all else leav
 _READERS = 8  # data files that are decoded beside each other take at most an eighth of memory
 _GAPS = 1.12  # of frames and decoders: they come and go in heaps of several threads
 _INDEXES = 8  # most indexes of videos are an eighth of all memory, where it is left
-_PARTS = 64  # rows of single episodes of large data files on a server take at most so small a part of memory
+_PARTS = 64  # rows of single episodes of large data files on a server take at most so small a part of memory,
+_PER_PART = 3  # and footers in use and freed ones as much each
 _REMOTE = 12_000_000  # code of HTTP clients, connections, bytes on their way
 
 _MS_PER_MEGAPIXEL = {"h264": 2.2, "hevc": 3.5, "av1": 6.0, "vp9": 3.5, "mpeg4": 1.6, "mjpeg": 6.0, "ffv1": 12.0}
@@ -230,7 +231,7 @@ class MemoryPlan:
     stored_images: int = 0
     """Of each source: bytes for encoded images that are stored in rows."""
     row_parts: int = 0
-    """Of each source: bytes for columns of single episodes of data files on a server."""
+    """Of each source: bytes for columns of single episodes of data files on a server (`data/read/rows.py`)."""
 
     @property
     def bytes(self) -> int:
@@ -421,7 +422,7 @@ def plan_memory(
     needs = replace(needs, rows=rows + held)
     in_parts = sum(source.is_remote and bool(source.mapped) for source in facts)
     parts = memory // _PARTS // max(1, in_parts)
-    remote = _REMOTE + parts * in_parts if any(source.is_remote for source in facts) else 0
+    remote = _REMOTE + _PER_PART * parts * in_parts if any(source.is_remote for source in facts) else 0
     spare = memory - needs.least(threads)
     overhead = min(_OWN + remote, memory // 10 - held, spare)
     keeps = needs.keep_decoded(spare - overhead, threads) if may_keep else (False,) * len(sources)
@@ -429,7 +430,9 @@ def plan_memory(
     ahead, level = _choose_level(needs, keeps, for_readers, threads, memory)
     items = needs.fixed(ahead, threads)
     items.append(
-        Item("other", overhead, "indices of files, code, connections, rows of single episodes, gaps in the heap")
+        Item(
+            "other", overhead, "indices of files, code, connections, rows of single episodes, footers, gaps in the heap"
+        )
     )
     for d, (source, keep) in enumerate(zip(sources, keeps)):
         items += _source_items(source, keep, source.policy(level), threads)

@@ -66,6 +66,7 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Rows, "read_file", read)
     monkeypatch.setattr(Rows, "_decode_later", lambda self, file: None)
+    monkeypatch.setattr(rows_module, "_MOST_TAKEN", float("inf"))
 
 
 @pytest.mark.parametrize("one_row_group", [False, True])

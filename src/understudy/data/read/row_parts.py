@@ -7,11 +7,18 @@ file of one row group the columns are read up to the end of the episode.
 An episode is read so only where the file proves that its rows are where `meta/` lists them, and nowhere else: by the
 smallest and largest `episode_index` of each row group, or by the column. Everything else is for a reader of the whole
 file, which tells what is wrong.
+
+The footer of a file of 1,000 row groups takes 5 MB of objects, and dozens of threads would have one each. `Footers`
+bounds their memory, and what the C library keeps of it once they are gone.
 """
 
 from __future__ import annotations
 
+import ctypes
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +34,8 @@ _READ = 1 << 18  # bytes of a column that are read at once
 _GAP = 1 << 16  # bytes between two columns that are fetched with them: a request costs more
 _MARGIN = 1.1  # of the bytes of rows of equal size
 _LARGE = 1 << 20  # bytes of a part that is fetched by several requests
+_PARSED = 8  # memory of a parsed footer over its bytes in the file
+_TAIL = 8  # last bytes of a file: the length of its footer, and "PAR1"
 
 
 @dataclass(frozen=True)
@@ -39,11 +48,58 @@ class Place:
     listed: int
 
 
-class RowPart:
-    """The rows of an episode in a data file.
+class Footers:
+    """Memory for parsed footers. Thread-safe.
+
+    A thread waits until the footers of the others leave enough; a single one may be larger. Freed footers stay in the
+    heap of each thread. Once as much has been freed, the C library returns free memory to the system.
+
+    Args:
+        most: bytes of footers at the same time, and of freed ones.
 
     Attributes:
-        share: bytes of its row groups and of the footer over those of the file.
+        held: bytes of the footers in use.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.held = most, 0
+        self._freed = 0
+        self._change = threading.Condition()
+
+    def take(self, size: int) -> None:
+        """Wait for `size` bytes."""
+        with self._change:
+            self._change.wait_for(lambda: not self.held or self.held + size <= self.most)
+            self.held += size
+
+    def give_back(self, size: int) -> None:
+        """Give back `size` bytes of a footer that is freed."""
+        with self._change:
+            self.held -= size
+            self._freed += size
+            is_due = self._freed >= self.most
+            self._freed = 0 if is_due else self._freed
+            self._change.notify_all()
+        if is_due:
+            _return_freed_memory()
+
+
+@lru_cache(maxsize=1)
+def _find_trim() -> Callable[[int], int]:
+    return getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
+
+
+def _return_freed_memory() -> None:
+    """Return free memory of the heaps to the system, where the C library can."""
+    _find_trim()(0)
+
+
+class RowPart:
+    """The rows of an episode in a data file. A context manager, which holds the footer.
+
+    Attributes:
+        share: bytes of its row groups over those of the file.
+        footer_share: bytes of the footer over those of the file.
 
     Args:
         files: the dataset's.
@@ -51,26 +107,62 @@ class RowPart:
         names: columns to read; those that the file lacks are left out.
         episodes: the column of these that holds numbers of episodes.
         place: where the episode is listed.
+        footers: memory for footers.
 
     Raises:
         DatasetError: the file cannot be opened.
     """
 
-    def __init__(self, files: Files, path: str, names: list[str], episodes: str, place: Place) -> None:
+    def __init__(
+        self,
+        files: Files,
+        path: str,
+        names: list[str],
+        episodes: str,
+        place: Place,
+        footers: Footers,
+    ) -> None:
         self._files, self._path, self._episodes, self._place = files, path, episodes, place
+        self._names, self._footers = names, footers
+        self._file: Any = None
+        self._metadata: Any = None
         self._source = files.source(path)
-        with files.explained(path):
-            self._metadata = pq.read_metadata(as_file(self._source, _GAP))
-        schema = self._metadata.schema.to_arrow_schema()
+        end = self._source.size
+        tail = self._source.read(max(0, end - _GAP), min(_GAP, end))[-_TAIL:]  # Arrow reads as much
+        self._size = min(int.from_bytes(tail[:4], "little"), end) * _PARSED
+        footers.take(self._size)
+        try:
+            self._parse()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> RowPart:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file = self._metadata = None
+        self._footers.give_back(self._size)
+        self._source.close()
+
+    def _parse(self) -> None:
+        place = self._place
+        with self._files.explained(self._path):
+            self._file = pq.ParquetFile(
+                as_file(self._source, _GAP), page_checksum_verification=True, pre_buffer=False, buffer_size=_READ
+            )
+            self._metadata = self._file.metadata
+            schema = self._file.schema_arrow  # `metadata.schema` would make a cycle, which keeps the footer
         self._leaves = [field.name for field in schema for _ in range(_leaves_of(field.type))]
-        self._names = [name for name in names if name in schema.names]
+        self._names = [name for name in self._names if name in schema.names]
         counts = [self._metadata.row_group(g).num_rows for g in range(self._metadata.num_row_groups)]
         self._ends = np.cumsum([0, *counts])
         first, last = np.searchsorted(self._ends, [place.begin, max(place.begin, place.end - 1)], "right") - 1
         self._groups = range(int(first), min(int(last) + 1, len(counts)))
         self._spans = self._find_spans()
-        size = self._metadata.serialized_size + int(self._spans[:, 1].sum())
-        self.share = size / max(1, self._source.size)
+        size = max(1, self._source.size)
+        self.share = int(self._spans[:, 1].sum()) / size
+        self.footer_share = self._metadata.serialized_size / size
 
     def _find_spans(self) -> np.ndarray:
         """Spans of the needed bytes, int64 (k, 2) of (offset, size)."""
@@ -100,12 +192,6 @@ class RowPart:
 
     def read(self) -> pa.Table | None:
         """Read the rows; None where the file does not prove that they are where they are listed."""
-        try:
-            return self._read()
-        finally:
-            self._source.close()
-
-    def _read(self) -> pa.Table | None:
         place = self._place
         if not 0 <= place.begin < place.end <= int(self._ends[-1]):
             return None
@@ -113,20 +199,13 @@ class RowPart:
             for offset, size in self._spans.tolist():
                 self._source.read(offset, size)  # one request, where Arrow would make one for each column
         with self._files.explained(self._path):
-            file = pq.ParquetFile(
-                as_file(self._source, _GAP),
-                metadata=self._metadata,
-                page_checksum_verification=True,
-                pre_buffer=False,
-                buffer_size=_READ,
-            )
-            if not self._is_proven(file):
+            if not self._is_proven():
                 return None
-            table = self._take(file)
+            table = self._take()
             check_values(table, self._files.where(self._path))
         return table
 
-    def _is_proven(self, file: pq.ParquetFile) -> bool:
+    def _is_proven(self) -> bool:
         """Whether the rows of the episode are where they are listed, and no others."""
         place = self._place
         if self._episodes not in self._names:
@@ -141,7 +220,7 @@ class RowPart:
                 if inside[0] < inside[1]:
                     return False
             elif bounds[0] < bounds[1] or inside != (0, end - begin):
-                column = file.read_row_group(group, [self._episodes], use_threads=False).column(0)
+                column = self._file.read_row_group(group, [self._episodes], use_threads=False).column(0)
                 ids = column.to_numpy()
                 is_inside = np.zeros(len(ids), bool)
                 is_inside[inside[0] : max(inside)] = inside[0] < inside[1]
@@ -149,11 +228,11 @@ class RowPart:
                     return False
         return True
 
-    def _take(self, file: pq.ParquetFile) -> pa.Table:
+    def _take(self) -> pa.Table:
         """Read batches until the end of the episode."""
         place, parts = self._place, []
         at = int(self._ends[self._groups.start])
-        batches = file.iter_batches(_ROWS_AT_ONCE, list(self._groups), self._names, use_threads=False)
+        batches = self._file.iter_batches(_ROWS_AT_ONCE, list(self._groups), self._names, use_threads=False)
         for batch in batches:
             low, high = max(place.begin, at), min(place.end, at + len(batch))
             if low < high:

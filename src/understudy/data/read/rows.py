@@ -8,7 +8,8 @@ its pages are shared by all processes, and the kernel may drop them. Other colum
 within a byte budget.
 
 Of a data file on a server that no process has decoded, the rows of single episodes are read (`row_parts.py`). Where
-they have taken more than an eighth of its bytes, a thread decodes the whole file meanwhile.
+they have taken more than an eighth of its bytes and another one is needed, a thread decodes the whole file meanwhile.
+Where they would take more bytes than the file has, the whole file is read at once.
 """
 
 import os
@@ -27,7 +28,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import DEFAULTS, INDEX_KEYS, Feature
 from understudy.data.format.pairing import MIXED, PAIRING_FIX, claimed_episode, doubtful_places
 from understudy.data.read.columns import fill_absent, is_numeric, to_numpy
-from understudy.data.read.row_parts import Place, RowPart
+from understudy.data.read.row_parts import Footers, Place, RowPart
 from understudy.data.read.row_tables import MAPPED_FILES, RowTables
 from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.lru import LRUCache
@@ -37,8 +38,10 @@ from understudy.storage import mapped_tables
 from understudy.storage.dataset_root import with_location
 
 PART_BYTES = 32 << 20
-"""Memory for the rows of single episodes of data files on a server, unless `keep` sets another."""
-_WHOLE = 8  # a data file is decoded as a whole once parts of it have taken an eighth of its bytes
+"""Memory for the rows of single episodes of data files on a server, and as much for footers in use and for freed ones,
+unless `keep` sets another."""
+_WHOLE = 8  # a data file is decoded as a whole if it is needed again once parts have taken an eighth of its bytes
+_MOST_TAKEN = 1.0  # share of the bytes of a file that parts take at most; then the whole file costs less
 _OFF_TIMES = "timestamps are up to"  # the note of one file stands for all
 
 Column: TypeAlias = np.ndarray | pa.ChunkedArray
@@ -155,14 +158,16 @@ class Rows(ProcessLocal):
         self._make_locks()
 
     def keep(self, cache_bytes: int, part_bytes: int = PART_BYTES) -> None:
-        """Set the memory for loaded files that are not mapped, and for rows of single episodes."""
+        """Set the memory for loaded files that are not mapped, and for rows of single episodes (`PART_BYTES`)."""
         self.cache_bytes, self.part_bytes = cache_bytes, part_bytes
+        self._footers.most = part_bytes
         with self._lock:
             self.files.resize(cache_bytes)
             self.parts.resize(part_bytes)
 
     def _make_locks(self) -> None:
         self._lock, self._pid = threading.Lock(), os.getpid()
+        self._footers = Footers(self.part_bytes)
         # by file or episode: a second thread waits for the columns of the first
         self._reading: dict[tuple[str, int], threading.Lock] = {}
 
@@ -257,9 +262,8 @@ class Rows(ProcessLocal):
             if self.tables is None or not self._is_mapped(file) or not self.tables.is_decoded(file):
                 self.catalog.files.prefetch(self.catalog.data_path(row))
             return
-        opened = self._open_part(row)
-        if not opened.prefetch_large() and self._part(file, row, opened) is None:
-            self._whole.add(file)
+        self._part(file, row, ahead=True)
+        if file in self._whole:
             self.catalog.files.prefetch(self.catalog.data_path(row))
 
     def _has_parts(self, file: int) -> bool:
@@ -283,13 +287,15 @@ class Rows(ProcessLocal):
         for row in np.unique(of_members).tolist() if self._has_parts(file) else ():
             part = self._part(file, row)
             if part is None:  # the whole file tells what is wrong
-                self._whole.add(file)
                 return [(members, self._load(file))]
             found.append((members[of_members == row], part))
         return found or [(members, self._load(file))]
 
-    def _part(self, file: int, row: int, opened: RowPart | None = None) -> _DataFile | None:
-        """Rows of one episode; None where only the whole file shows that they are sound."""
+    def _part(self, file: int, row: int, ahead: bool = False) -> _DataFile | None:
+        """Rows of one episode; None where only the whole file shows that they are sound.
+
+        `ahead` of their use the bytes of a large part are only requested, which gives None as well.
+        """
         with self._lock:
             part = self.parts.get(row)
             if part is not None:
@@ -299,7 +305,7 @@ class Rows(ProcessLocal):
             with self._lock:
                 part = self.parts.get(row)
             if part is None:
-                part = self._read_part(file, row, opened)
+                part = self._read_part(file, row, ahead)
             with self._lock:
                 self._reading.pop(("episode", row), None)
         return part
@@ -310,29 +316,36 @@ class Rows(ProcessLocal):
         begin = int(table.data_row[row])
         place = Place(int(table.ids[row]), begin, begin + int(table.lengths[row]), listed)
         names, episodes = self._stored_names(), self._names_of("episode_index")[0]
-        return RowPart(catalog.files, catalog.data_path(row), names, episodes, place)
+        return RowPart(catalog.files, catalog.data_path(row), names, episodes, place, self._footers)
 
-    def _read_part(self, file: int, row: int, opened: RowPart | None) -> _DataFile | None:
+    def _read_part(self, file: int, row: int, ahead: bool) -> _DataFile | None:
         catalog = self.catalog
+        part: _DataFile | None = None
         try:
-            opened = opened or self._open_part(row)
-            table = opened.read()
-            if table is None:
-                return None
-            runs = {int(catalog.episodes.ids[row]): [(0, len(table))]}
-            part = self._convert(table, np.array([row]), catalog.data_place(row), runs)
+            with self._open_part(row) as opened:
+                is_needed_again = file in self._taken
+                taken = self._taken.get(file, opened.footer_share)
+                if taken + opened.share > _MOST_TAKEN:
+                    self._whole.add(file)
+                    return None
+                if ahead and opened.prefetch_large():
+                    return None
+                table = opened.read()
+            if table is not None:
+                runs = {int(catalog.episodes.ids[row]): [(0, len(table))]}
+                part = self._convert(table, np.array([row]), catalog.data_place(row), runs)
         except SourceError:
             raise
         except DatasetError:
-            return None
-        if part.bad or part.notes:
+            pass
+        if part is None or part.bad or part.notes:
+            self._whole.add(file)
             return None
         part = replace(part, first=int(catalog.episodes.data_row[row]))
         with self._lock:
             self.parts.put(row, part)
-            self._taken[file] = self._taken.get(file, 0.0) + opened.share
-            is_worth_it = self._taken[file] * _WHOLE >= 1
-        if is_worth_it:
+            self._taken[file] = taken + opened.share
+        if is_needed_again and taken * _WHOLE >= 1:  # not at the first need: the first batches come before it
             self._decode_later(file)
         return part
 
