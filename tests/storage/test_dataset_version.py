@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.write.writer import EpisodeWriter
 from understudy.errors import SourceError
+from understudy.load.loader import Loader
+from understudy.order import Order
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy
 
 QUICK = RetryPolicy(deadline=60.0, stall=60.0, initial_backoff=0.001, max_backoff=0.01)
@@ -254,6 +257,57 @@ def test_version_read_is_named(tmp_path: Path) -> None:
         assert "meta/stats.json" in etags
 
 
+def replace_files(root: Path, pattern: str, old: float) -> None:
+    """Put other files in the place of those that match, each with a time of `old` seconds before now."""
+    for path in sorted(root.glob(pattern)):
+        new = path.with_name("new")
+        shutil.copy(path, new)
+        if path.suffix == ".parquet":
+            edit_column(new, "timestamp", lambda values: values + 0.01)
+        os.utime(new, (time.time() - old,) * 2)
+        os.replace(new, path)
+
+
+@pytest.mark.parametrize("age", [0.0, 3600.0], ids=["new", "old time"])
+@pytest.mark.parametrize("pattern", ["data/**/*.parquet", "videos/**/*.mp4"])
+def test_files_that_are_replaced_alone_are_refused(tmp_path: Path, pattern: str, age: float) -> None:
+    """`meta/` stays as it was. A file that was read before is refused where it is read again."""
+    spec = Spec(version="v2.1", lengths=(4, 3, 5), cameras=("observation.images.top",), foreign=False)
+    write_dataset(tmp_path / "d", spec)
+    data = EpisodeDataset(tmp_path / "d")
+    assert len(data[0])
+    copy = pickle.dumps(data)
+    time.sleep(0.02)  # the kernel's clock of files is some milliseconds behind
+    replace_files(tmp_path / "d", pattern, age)
+    for opened, index in ((data, 5), (pickle.loads(copy), 0)):
+        with refused("open", where="", fix="start", kind=SourceError) as caught:
+            opened[index]
+        assert f"/{pattern[:4]}" in str(caught.value.where)
+    assert len(EpisodeDataset(tmp_path / "d")[5])
+
+
+def test_a_loader_refuses_replaced_data_files(tmp_path: Path) -> None:
+    spec = Spec(version="v3.0", lengths=(30,) * 60, cameras=(), per_data_file=1, foreign=False)
+    write_dataset(tmp_path / "d", spec)
+    order = Order.from_datasets(EpisodeDataset(tmp_path / "d"), batch_size=8, mode="sequential")
+    with Loader(tmp_path / "d", order=order, num_threads=1, on_bad_frame="substitute") as loader:
+        next(loader)
+        time.sleep(0.02)
+        replace_files(tmp_path / "d", "data/**/*.parquet", 0.0)
+        with refused("open", where="", fix="start", kind=SourceError):
+            list(islice(loader, 200))
+
+
+def test_another_mode_or_link_of_a_file_is_no_change(tmp_path: Path) -> None:
+    write_old(tmp_path / "d", "v3.0")
+    data = EpisodeDataset(tmp_path / "d")
+    time.sleep(0.02)
+    for path in filter(Path.is_file, [*(tmp_path / "d").glob("[dv]*/**/*.*")]):
+        path.chmod(0o444)
+        os.link(path, tmp_path / f"{path.name}-{path.stat().st_ino}")
+    assert len(data[5])
+
+
 def test_forked_workers_keep_to_the_version(tmp_path: Path) -> None:
     write_old(tmp_path / "old", "v3.0")
     replaced(tmp_path / "old", tmp_path / "new", "stats.json")
@@ -261,6 +315,8 @@ def test_forked_workers_keep_to_the_version(tmp_path: Path) -> None:
 import os
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import SourceError
+from understudy.load.loader import Loader
+from understudy.order import Order
 os.chdir({str(tmp_path)!r})
 data = EpisodeDataset("old")
 os.rename("old", "before"); os.rename("new", "old")

@@ -24,6 +24,7 @@ from understudy.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy.storage.dataset_version import (
     DatasetVersion,
     LocalCheck,
+    changed_at,
     folder_of,
     local_stat,
     publication_folder,
@@ -99,7 +100,8 @@ class Files:
             self._version = self.remote_files.pin_version(paths)
         elif not self.publication:  # which never changes
             marks = {path: local_stat(self.where(path)) for path in paths}
-            self._keep_to(DatasetVersion(marks, self._made, folder_of(self.root)))
+            changed = max((changed_at(self.where(path)) for path in paths), default=0.0)
+            self._keep_to(DatasetVersion(marks, self._made, folder_of(self.root), changed))
 
     def _keep_to(self, version: DatasetVersion | None) -> None:
         self._version = version
@@ -149,7 +151,7 @@ class Files:
         """Check that a local file belongs to the version of the dataset that is read; of a remote one `version` does.
 
         Raises:
-            SourceError: The dataset was replaced.
+            SourceError: The dataset was replaced, or this file was.
         """
         if self._check is not None and (stat := local_stat(self.where(path))) is not None:
             self._check.confirm(path, stat)

@@ -3,7 +3,8 @@
 The etag of a file says that the file did not change, and nothing of the others. So a dataset that is replaced
 while it is open would give rows of one version with images of another. Therefore a file that is opened for the first
 time is followed by a look at the `marks`: files of `meta/` of which at least one differs in another dataset. A dataset
-that only grew keeps its earlier files: those that were written before it was opened are read.
+that only grew keeps its earlier files: those that were written before it was opened are read. A file that was written
+after that is refused, also where the marks stay.
 
 A publication (`edit/publish.py`) needs no marks: its folder and its files never change.
 """
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from understudy.errors import SourceError
@@ -21,6 +23,7 @@ from understudy.errors import SourceError
 _ASK_ALL = 60.0  # seconds after which all marks are asked, and not only the next one
 _STORE = re.compile(r"\.(.+)\.versions", re.DOTALL)  # folder of the publications of a dataset, by its name
 _PUBLICATION = re.compile(r"(.+)@(\d{6})", re.DOTALL)
+_AGAIN = "start again, and replace no dataset that is open"
 _REPLACED = "another version of this dataset was put here while it was open"
 
 
@@ -47,11 +50,13 @@ class DatasetVersion:
         marks: Path of each asked file -> its version; None: it was not there.
         opened: Time of the opening in seconds since 1970, by the clock of the files.
         folder: Device and inode of a local root.
+        changed: Latest change of a mark of a local root, in seconds since 1970, by the clock of the files.
     """
 
     marks: Mapping[str, Stat | None]
     opened: float
     folder: tuple[int, int] = (0, 0)
+    changed: float = 0.0
 
 
 class VersionCheck:
@@ -109,7 +114,7 @@ class VersionCheck:
 def replaced(root: str, name: str, path: str) -> SourceError:
     """Return the error of a further file `path` after the mark `name` changed."""
     problem = f"{_REPLACED}: {name} changed before {path} was opened, and rows would come with images of another one"
-    return SourceError(problem, where=root, fix="start again, and replace no dataset that is open")
+    return SourceError(problem, where=root, fix=_AGAIN)
 
 
 def local_stat(path: str) -> Stat | None:
@@ -126,7 +131,11 @@ def local_stat(path: str) -> Stat | None:
 
 
 class LocalCheck(VersionCheck):
-    """The same for a local root: all marks are looked at each time, and a root that is another folder has not grown."""
+    """The same for a local root: all marks are looked at each time, and a root that is another folder has not grown.
+
+    A file outside `meta/` that was written or put in its place after the opening is refused, too. A new mode, owner or
+    hard link changes its time as well, but neither its content nor its folder.
+    """
 
     def __init__(self, version: DatasetVersion, root: str) -> None:
         super().__init__(version, root, lambda name, _: local_stat(f"{root}/{name}"))
@@ -139,6 +148,35 @@ class LocalCheck(VersionCheck):
                 if folder_of(self._root) != self.version.folder:
                     raise replaced(self._root, name, path)
                 self._check_grown(name, now, path, stat)
+        opened = max(self.version.opened, self.version.changed)
+        if stat.modified > opened and not path.startswith("meta/"):
+            self._check_kept(path, opened)
+
+    def _check_kept(self, path: str, opened: float) -> None:
+        """Raise SourceError if the content of a file is later than the opening."""
+        place = f"{self._root}/{path}"
+        try:
+            file, folder = os.stat(place), os.stat(os.path.dirname(place))
+        except OSError:
+            return  # opening the file explains it
+        if file.st_ctime > opened and max(file.st_mtime, folder.st_mtime) > opened:
+            there = f"{file.st_size:,} bytes of {_time(file.st_ctime)}"
+            problem = (
+                f"it was written while the dataset was open: there are {there}, and it was opened at {_time(opened)}"
+            )
+            raise SourceError(problem, where=place, fix=_AGAIN)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).isoformat(" ", "milliseconds")
+
+
+def changed_at(path: str) -> float:
+    """Return the time of the last change of a local file in seconds since 1970, which nobody can set; 0: no file."""
+    try:
+        return os.stat(path).st_ctime
+    except OSError:
+        return 0.0
 
 
 def folder_of(root: str) -> tuple[int, int]:
