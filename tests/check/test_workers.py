@@ -1,6 +1,7 @@
 """`check` in several processes: the facts of one process, poisoned files, kills, and a source behind a server."""
 
 import json
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,10 @@ def plain(value: Any) -> Any:
         return tuple((plain(key), plain(item)) for key, item in value.items())
     if isinstance(value, (list, tuple, set)):
         return tuple(plain(item) for item in value)
+    if is_dataclass(value):  # what its properties remember is no part of it
+        return plain(
+            {one.name: getattr(value, one.name) for one in fields(value) if one.name not in ("catalog", "_catalog")}
+        )
     if hasattr(value, "__dict__") and not isinstance(value, (Catalog, Exception)):
         return plain(
             {name: item for name, item in vars(value).items() if name not in ("catalog", "_catalog", "_stride")}
