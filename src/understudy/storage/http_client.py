@@ -123,6 +123,7 @@ def with_deadlines(connection_class: Any, opened: Any) -> Any:
 
     class Connection(connection_class):
         response_class = _Response
+        has_deadlines = True
         given_up = False
 
         def connect(self) -> None:
@@ -220,6 +221,7 @@ class HttpClient:
 
     def _reset(self) -> None:
         self._pid, self._session = os.getpid(), None
+        self._lock = threading.Lock()  # of the session and the routes
         self._routes: dict[tuple[str, str], Route] = {}
         self._open: weakref.WeakSet[Any] = weakref.WeakSet()  # connections
 
@@ -306,10 +308,11 @@ class HttpClient:
     def _route(self, url: str) -> Route:
         """Return the route to a host, resolved once: that costs more than a request."""
         host = urlsplit(url)[:2]
-        if host not in self._routes:
-            self._session = self._session or _new_session()
-            self._routes[host] = _find_route(self._session, url, self._verify, self._open)
-        return self._routes[host]
+        with self._lock:
+            if host not in self._routes:
+                self._session = self._session or _new_session()
+                self._routes[host] = _find_route(self._session, url, self._verify, self._open)
+            return self._routes[host]
 
     def _follow_redirect(self, address: Address, location: str) -> Address:
         """Return the target of a redirect, without headers if it is another host."""
@@ -355,7 +358,8 @@ def _find_route(session: Any, url: str, verify: bool | str | None, opened: weakr
     except OSError as error:
         raise DatasetError(f"no certificates: {_short(error)}", fix="set REQUESTS_CA_BUNDLE") from error
 
-    pool.ConnectionCls = with_deadlines(pool.ConnectionCls, opened)
+    if not getattr(pool.ConnectionCls, "has_deadlines", False):  # addresses of other users have the same pool
+        pool.ConnectionCls = with_deadlines(pool.ConnectionCls, opened)
     return Route(pool, absolute, dict(request.headers))
 
 
