@@ -27,7 +27,7 @@ WHEELS = {
     """,
     "base": """
         _version atomic batch_keys booleans bytesize cores credentials dataset_address episode_ids
-        errors load.malloc lru optional_packages plural progress records temporary
+        entry_points errors load.malloc lru optional_packages plural progress records temporary
     """,
     "data": """
         order order_file video storage hub data load integrations

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from importlib.metadata import entry_points
 
+from understudy.entry_points import find_entry_points
 from understudy.envs.env import Env
 from understudy.envs.gymnasium_options import GymnasiumOptions
 from understudy.optional_packages import MissingExtraError
@@ -50,7 +50,7 @@ def open_env(
     if name in ENVS:
         make = _built_in(name, *ENVS[name])
         return (partial(make, name) if name.startswith("libero_") else make)(size, cameras, tasks)
-    points = {point.name: point for point in entry_points(group=GROUP)}
+    points = find_entry_points(GROUP)
     if name not in points:
         raise ValueError(f"env: unknown environment {name!r}; known: {', '.join([*ENVS, *points])}, {GYMNASIUM}ID")
     env: Env = points[name].load()(size, cameras, tasks)

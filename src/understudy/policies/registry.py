@@ -31,12 +31,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.checksums import ChecksumError, check_checksums
+from understudy.entry_points import find_entry_points
 from understudy.errors import ConfigError
 from understudy.policies.own_code.types import import_type, is_code, pin
 from understudy.records import Record
@@ -437,24 +437,28 @@ def policy_type(name: str) -> PolicyType:
     """
     if is_code(str(name)):
         return import_type(name, PolicyType)
-    points = BUILT_IN if name in BUILT_IN else _points()  # entry points are read from the files of all packages
+    if name in BUILT_IN:  # without a look at the installed packages
+        built_in: PolicyType = imported(BUILT_IN[name])
+        return built_in
+    points = find_entry_points(GROUP)
     if name not in points:
+        names = type_names()
         if str(name).endswith(".py"):
             raise ValueError(f"{name}: names no policy type of the file; give FILE.py:NAME, NAME = PolicyType(...)")
-        close = [adapter for adapter in (f"lerobot-{name}",) if adapter in points] or get_close_matches(
-            str(name), points, n=1
-        )
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(points))}"
+        adapters = [adapter for adapter in (f"lerobot-{name}",) if adapter in names]
+        close = adapters or get_close_matches(str(name), names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
         raise ValueError(f"no policy type {name!r}; {hint}")
-    entry = imported(points[name])
+    entry = points[name].load()
     if not isinstance(entry, PolicyType):
-        raise ValueError(f"policy type {name!r}: {points[name]} is a {type(entry).__name__}, not a PolicyType")
+        kind = type(entry).__name__
+        raise ValueError(f"policy type {name!r}: {points[name].target} is a {kind}, not a PolicyType")
     return entry
 
 
 def type_names() -> list[str]:
     """Return the names of all policy types, without importing one."""
-    return sorted(_points())
+    return sorted({*BUILT_IN, *find_entry_points(GROUP)})
 
 
 def stored_type(stored: Record) -> str:
@@ -470,12 +474,8 @@ def stored_type(stored: Record) -> str:
         raise ValueError(f"type: {name!r}: expected the name of a policy type")
     # LeRobot's folders name its own types. A type of another package with such a name takes precedence.
     adapter = "pi05" if name == "pi052" else f"lerobot-{name}"
-    return adapter if "input_features" in stored and adapter in BUILT_IN and name not in _points() else name
-
-
-def _points() -> dict[str, str]:
-    """Policy types as entry points, "module:name" by name; those of this package take precedence."""
-    return {point.name: point.value for point in entry_points(group=GROUP)} | BUILT_IN
+    is_of_lerobot = "input_features" in stored and adapter in BUILT_IN and name not in type_names()
+    return adapter if is_of_lerobot else name
 
 
 def imported(target: str) -> Any:

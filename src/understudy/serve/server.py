@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from http import HTTPStatus
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from understudy.contract.mismatch import printable
+from understudy.entry_points import find_entry_points
 from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError, optional_imports
 from understudy.policies.inference import RobotPolicy
@@ -305,11 +305,11 @@ def lerobot_service() -> Callable[[Engine, str | None], Any]:
     Raises:
         MissingExtraError: its package is not installed.
     """
-    points = entry_points(group="understudy.services", name="lerobot")
-    if not points:
+    points = find_entry_points("understudy.services")
+    if "lerobot" not in points:
         package = "understudy-lerobot-service"
         raise MissingExtraError(f"lerobot_port: the package {package} is not installed: pip install {package}")
-    return next(iter(points)).load()
+    return points["lerobot"].load()
 
 
 def warn_if_open(options: "ServeConfig", token: str | None) -> str | None:

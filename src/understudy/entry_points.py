@@ -1,0 +1,148 @@
+"""Objects that installed packages offer by entry points of our groups, `understudy.NAME`.
+
+A package offers an object in its pyproject.toml:
+
+    [project.entry-points."understudy.policies"]
+    mine = "my_package.policy:MINE"
+
+`find_entry_points("understudy.policies")["mine"].load()` imports it. Listing a group imports nothing.
+
+The lists are read where installers write them: in the folders of `sys.path`. Importing `importlib.metadata` alone would
+take 30 ms, a third of the time of `understudy --help`; this takes 1 to 2 ms for 180 packages, once.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from understudy.errors import UnderstudyError, summarize
+from understudy.optional_packages import describe_missing, describe_old_numpy
+
+OURS = "understudy."
+"""Beginning of the names of our groups. Others are not read."""
+
+
+class EntryPointError(UnderstudyError, ImportError):
+    """An entry point cannot be loaded; the message names it and its distribution."""
+
+
+class EntryPoint(NamedTuple):
+    """A name of a group, and the object behind it."""
+
+    group: str
+    name: str
+    target: str
+    """`module:name` of the object."""
+    distribution: str
+    """Name and version of the distribution that offers it: `my-package 1.0`."""
+    rivals: tuple[str, ...] = ()
+    """Other distributions that offer an object under the same name."""
+
+    def __str__(self) -> str:
+        return f"the entry point {self.name!r} of the group {self.group} ({self.target}) in {self.distribution}"
+
+    def load(self) -> Any:
+        """Import the object.
+
+        Raises:
+            EntryPointError: several distributions offer this name, or the import fails.
+            MissingExtraError: the import lacks a package of an extra.
+        """
+        if self.rivals:
+            others = " and ".join(self.rivals)
+            raise EntryPointError(f"{self} has the same name as one in {others}: uninstall one")
+        module, _, path = self.target.partition(":")
+        try:
+            found = import_module(module)
+            for name in path.split("."):
+                found = getattr(found, name)
+        except UnderstudyError:
+            raise
+        except Exception as error:  # whatever the code of another package raises
+            missing = None
+            if isinstance(error, ImportError):
+                missing = describe_missing(error) or describe_old_numpy(error)
+            raise missing or EntryPointError(f"{self} cannot be loaded: {summarize(error)}") from error
+        return found
+
+
+def find_entry_points(group: str) -> dict[str, EntryPoint]:
+    """Return the entry points of a group of ours by name, sorted. Nothing is imported.
+
+    Where several distributions offer one name, the error waits for `load`: the other names of the group stay usable.
+    A distribution that lies in several folders of `sys.path` counts once, from the first of them.
+
+    Args:
+        group: as `understudy.policies`.
+    """
+    found: dict[str, EntryPoint] = {}
+    seen: set[str] = set()
+    for folder in dict.fromkeys(os.path.abspath(folder) for folder in sys.path):
+        for distribution, groups in _read_folder(folder, _modified(folder)).items():
+            name = distribution.partition(" ")[0]
+            if name in seen:
+                continue
+            seen.add(name)
+            for point, target in groups.get(group, {}).items():
+                if point in found:
+                    rivals = (*found[point].rivals, distribution)
+                    found[point] = found[point]._replace(rivals=rivals)
+                else:
+                    found[point] = EntryPoint(group, point, target, distribution)
+    return dict(sorted(found.items()))
+
+
+def _modified(folder: str) -> int:
+    """Return the time of the last change of a folder in nanoseconds, 0 without one: installing a package changes it."""
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=256)
+def _read_folder(folder: str, modified: int) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+    """Return name and version -> group of ours -> name -> target, of the distributions in a folder.
+
+    Args:
+        folder: on `sys.path`; a file (a zip archive), or none, has no distributions.
+        modified: of `_modified`; part of the key of the cache.
+    """
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return {}
+    found: dict[str, Mapping[str, Mapping[str, str]]] = {}
+    for name in names:
+        stem, extension = os.path.splitext(name)
+        if extension not in (".dist-info", ".egg-info"):
+            continue
+        package, _, version = stem.partition("-")
+        distribution = f"{re.sub(r'[-_.]+', '-', package).lower()} {version}".rstrip()
+        try:
+            with open(os.path.join(folder, name, "entry_points.txt"), encoding="utf-8") as file:
+                text = file.read()
+        except (OSError, UnicodeDecodeError):  # most have none
+            text = ""
+        found[distribution] = _parse(text)
+    return found
+
+
+def _parse(text: str) -> Mapping[str, Mapping[str, str]]:
+    """Return the entry points of our groups in a file `entry_points.txt`: group -> name -> target."""
+    groups: dict[str, dict[str, str]] = {}
+    if f"[{OURS}" not in text:
+        return groups
+    group = ""
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("["):
+            group = line.strip("[] ")
+        elif group.startswith(OURS) and "=" in line and line[0] != "#":
+            name, _, target = line.partition("=")
+            target = target.partition("[")[0]  # behind it are extras, which installers no longer read
+            groups.setdefault(group, {})[name.strip()] = target.replace(" ", "")
+    return groups

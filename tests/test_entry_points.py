@@ -1,0 +1,122 @@
+"""Entry points of installed packages, found and loaded by `entry_points.py`."""
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from understudy.entry_points import EntryPointError, find_entry_points
+from understudy.optional_packages import MissingExtraError
+
+GROUP = "understudy.toys"
+
+
+def install(folder: Path, distribution: str, text: str, code: str = "") -> None:
+    """Write what an installer writes: the metadata of a distribution, and its module `toys_NAME`."""
+    name, _, version = distribution.partition("-")
+    info = folder / f"{distribution}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(text)
+    (folder / f"toys_{name}.py").write_text(code)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def test_a_name_is_listed_without_an_import_and_loaded(site: Path) -> None:
+    code = "class Ball:\n    colour = 'red'\n"
+    install(site, "my_balls-1.2", f"[{GROUP}]\nball = toys_my_balls:Ball\nred=toys_my_balls:Ball.colour\n", code)
+    points = find_entry_points(GROUP)
+    assert list(points) == ["ball", "red"]
+    assert points["ball"].distribution == "my-balls 1.2"
+    assert "toys_my_balls" not in sys.modules
+    assert points["ball"].load().colour == "red"
+    assert points["red"].load() == "red"
+    assert find_entry_points("understudy.others") == {}
+
+
+def test_the_list_is_that_of_importlib(site: Path) -> None:
+    text = f"""
+    # a comment = of:nothing
+    [console_scripts]
+    toys = toys_a:main
+
+    [{GROUP}]
+    ball = toys_a:Ball [extra]
+    with space=toys_a : Ball
+    [{GROUP}.more]
+    kite = toys_a:Kite
+    """
+    install(site, "a-1", text)
+    install(site, "B.c-2", f"[{GROUP}]\ndoll = toys_b:Doll\n")
+    for group in (GROUP, f"{GROUP}.more", "understudy.services"):
+        expected = importlib.metadata.entry_points(group=group)
+        found = {name: point.target.partition(":") for name, point in find_entry_points(group).items()}
+        assert found == {point.name: (point.module, ":", point.attr) for point in expected}
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("", "Ball"),
+        ("import nowhere_to_be_found", "nowhere_to_be_found"),
+        ("raise RuntimeError('toys')", "RuntimeError: toys"),
+        ("def", "SyntaxError"),
+    ],
+)
+def test_a_broken_one_names_itself_and_its_distribution(site: Path, code: str, said: str) -> None:
+    install(site, "broken-3.1", f"[{GROUP}]\nball = toys_broken:Ball\n", code)
+    with pytest.raises(EntryPointError) as raised:
+        find_entry_points(GROUP)["ball"].load()
+    for part in ("'ball'", GROUP, "toys_broken:Ball", "broken 3.1", said):
+        assert part in str(raised.value)
+    sys.modules.pop("toys_broken", None)
+
+
+def test_a_missing_extra_keeps_its_pip_line(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("understudy.optional_packages._is_missing", lambda module: module == "rosbags_gone")
+    monkeypatch.setitem(sys.modules["understudy.optional_packages"].EXTRAS, "import", ("rosbags_gone",))
+    install(site, "bags-1", f"[{GROUP}]\nbag = toys_bags:Bag\n", "import rosbags_gone")
+    with pytest.raises(MissingExtraError, match=r"understudy\[import\]"):
+        find_entry_points(GROUP)["bag"].load()
+
+
+def test_two_distributions_with_one_name_are_an_error_of_this_name(site: Path) -> None:
+    install(site, "first-1", f"[{GROUP}]\nball = toys_first:Ball\ndoll = toys_first:Doll\n", "Doll = 'doll'")
+    install(site, "second-2", f"[{GROUP}]\nball = toys_second:Ball\n")
+    points = find_entry_points(GROUP)
+    assert points["doll"].load() == "doll"
+    with pytest.raises(EntryPointError) as raised:
+        points["ball"].load()
+    for part in ("'ball'", "first 1", "second 2"):
+        assert part in str(raised.value)
+
+
+def test_a_distribution_counts_once_and_the_first_folder_wins(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = site.parent / "older"
+    install(older, "Toy_Box-1", f"[{GROUP}]\nball = toys_old:Ball\nold = toys_old:Old\n")
+    install(site, "toy.box-2", f"[{GROUP}]\nball = toys_new:Ball\n")
+    monkeypatch.setattr(sys, "path", [str(site), str(older), str(site), str(site / "none.zip")])
+    assert {name: str(point.target) for name, point in find_entry_points(GROUP).items()} == {"ball": "toys_new:Ball"}
+
+
+def test_a_package_that_is_installed_meanwhile_is_found(site: Path) -> None:
+    assert find_entry_points(GROUP) == {}
+    install(site, "late-1", f"[{GROUP}]\nball = toys_late:Ball\n")
+    assert list(find_entry_points(GROUP)) == ["ball"]
+
+
+def test_listing_is_cheap() -> None:
+    """The program lists its commands for each help: the slow library is not imported."""
+    code = "import sys; from understudy.entry_points import find_entry_points as f; f('understudy.policies'); "
+    code += "print('importlib.metadata' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
