@@ -23,6 +23,25 @@ def split_view(address: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
+def absolute_path(path: str) -> str:
+    """Return the absolute path of a local file or folder, `~` expanded and each `..` folded.
+
+    A `..` behind a link leads to the parent of the folder that the link names, as everywhere on the
+    system, not to the folder that has the link.
+    """
+    expanded = os.path.expanduser(path)
+    parts = expanded.split(os.sep)
+    folded = os.path.abspath(expanded)
+    if os.pardir not in parts:
+        return folded
+    after = len(parts) - parts[::-1].index(os.pardir)
+    parent = os.sep.join(parts[:after])
+    target = os.path.realpath(parent)
+    if os.path.realpath(os.path.abspath(parent)) == target:
+        return folded
+    return os.path.normpath(os.path.join(target, *parts[after:]))
+
+
 def is_several(address: str) -> bool:
     """Return whether an address stands for several datasets: a glob that is no folder itself, or a list file."""
     if "://" in address or "\0" in address:

@@ -12,6 +12,7 @@ from understudy.config.schema import complete, dump_yaml, load, validate_new
 from understudy.config.source_lists import list_sources
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
+from understudy.storage.dataset_root import Files
 
 
 @pytest.fixture
@@ -171,9 +172,11 @@ def test_dots_behind_a_link_lead_where_the_link_leads(data: Path, tmp_path: Path
     os.symlink(tmp_path / "far/inner", data / "link")
     listed(data / "list.csv", "path,keep_ranges\nlink/../x,link/../k.json\n")
     (source,) = read_flags(TrainConfig, ["--data.sources", "data/list.csv"], {}).data.sources
-    assert os.path.abspath(source.root) == str(behind)
+    assert Files(source.root).root == str(behind)
     assert os.path.realpath(source.keep_ranges) == str(tmp_path / "far/k.json")
-    assert [os.path.abspath(root) for root in roots("--data.sources", "data/link/../[x]")] == [str(behind)]
+    assert [Files(root).root for root in roots("--data.sources", "data/link/../[x]")] == [str(behind)]
+    assert Files("data/link/../x").root == str(behind)
+    assert Files("data/link/../../data/x").root == str(data / "x")
 
 
 def test_stored_sources_are_never_expanded(data: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ No torch. The datasets of a mixture share batches, so each may map its own keys 
 policy's standard keys.
 """
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
@@ -24,7 +23,7 @@ from understudy.config.on_resume import (
     OnResume,
 )
 from understudy.credentials import strip_credentials
-from understudy.dataset_address import is_several, split_view
+from understudy.dataset_address import absolute_path, is_several, split_view
 
 NONE = "none"
 """Value of `cameras` for a policy without cameras."""
@@ -234,7 +233,7 @@ class DataConfig(DatasetConfig):
         numbers: dict[str, int] = {}
         for source in self.mixed():
             address = split_view(source.root)[0]
-            root = strip_credentials(address) if "://" in address else os.path.abspath(address)
+            root = strip_credentials(address) if "://" in address else absolute_path(address)
             name = folder = source.name or root.rstrip("/").rpartition("/")[2] or root
             number = numbers.get(folder, 1)
             while not source.name and name in taken:

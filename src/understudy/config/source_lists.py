@@ -129,20 +129,10 @@ def _expand(address: str, errors: list[str]) -> list[tuple[str, dict[str, Any]]]
             found = _read_list(Path(os.path.expanduser(address)))
         else:
             found = _match(address)
-        return [(where, entry | {_ROOT: _unfolded(entry[_ROOT])}) for where, entry in found]
+        return found
     except ValueError as error:
         errors.append(str(error))
         return []
-
-
-def _unfolded(address: str) -> str:
-    """Return an address whose `..` a reader may fold as text; behind a link, that would be another folder."""
-    path, view = split_view(address)
-    local = os.path.expanduser(path)
-    if "://" in path or ".." not in local.split(os.sep):
-        return address
-    real = os.path.realpath(local)
-    return address if os.path.realpath(os.path.normpath(local)) == real else real + view
 
 
 def _match(pattern: str) -> list[tuple[str, dict[str, Any]]]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from understudy.atomic import write_text
-from understudy.dataset_address import split_view
+from understudy.dataset_address import absolute_path, split_view
 from understudy.errors import ConfigError
 from understudy.order import Order
 from understudy.order_file import lengths_digest
@@ -184,7 +184,7 @@ def _place(source: Any) -> str:
     """Address of a dataset: a path, or one that is open, perhaps of another library."""
     if isinstance(source, str | os.PathLike):
         path = os.fspath(source)
-        return path if "://" in path else os.path.abspath(path)
+        return path if "://" in path else absolute_path(path)
     catalog = getattr(source, "catalog", source)
     return str(getattr(catalog, "root", "") or getattr(source, "name", "") or type(source).__qualname__)
 
@@ -214,7 +214,7 @@ def _publication(source: Any) -> str:
     """Number of the publication at a path that names the latest one; "" for any other source."""
     if not isinstance(source, str | os.PathLike) or "://" in os.fspath(source):
         return ""
-    path = os.path.abspath(os.path.expanduser(split_view(os.fspath(source))[0]))
+    path = absolute_path(split_view(os.fspath(source))[0])
     return os.path.basename(publication_of(path)) if os.path.islink(path) else ""
 
 

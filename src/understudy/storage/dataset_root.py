@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from understudy import credentials
+from understudy.dataset_address import absolute_path
 from understudy.errors import DatasetError, LfsPointerError, MissingFileError, summarize
 from understudy.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy.storage.dataset_version import (
@@ -61,11 +62,7 @@ class Files:
         if text.startswith("file://"):
             text = unquote(urlsplit(text).path)
         self.is_local = "://" not in text
-        self.root = (
-            os.path.abspath(os.path.expanduser(text))
-            if self.is_local
-            else credentials.strip_credentials(text).rstrip("/")
-        )
+        self.root = absolute_path(text) if self.is_local else credentials.strip_credentials(text).rstrip("/")
         if self.is_local:
             self.root = publication_folder(self.root) or self.root
         self.publication = publication_of(self.root) if self.is_local else ""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from understudy.config.data import DataConfig, SourceConfig
 from understudy.config.train import TrainConfig
-from understudy.dataset_address import split_view
+from understudy.dataset_address import absolute_path, split_view
 from understudy.errors import ConfigError
 from understudy.hub.download import hub_errors
 from understudy.hub.ids import model_id
@@ -39,8 +39,7 @@ def resolve_paths(config: TrainConfig) -> TrainConfig:
     """Return settings with absolute paths of the data; URLs, hub ids and keys of features stay."""
 
     def place(path: str) -> str:
-        expanded = os.path.expanduser(path)
-        return os.path.abspath(expanded) if os.path.exists(expanded) else path
+        return absolute_path(path) if os.path.exists(os.path.expanduser(path)) else path
 
     return _with_paths(config, place)
 
