@@ -22,7 +22,7 @@ CUT = "cut"
 WHEELS = {
     CUT: """
         report.compare.page report.compare.runs report.compare.differences report.compare.results
-        cli.completion train.profiling.peak_check train.profiling.live_bytes load.images.planes
+        train.profiling.peak_check train.profiling.live_bytes load.images.planes
         storage.mapped_tables edit.recommend public_names
     """,
     "base": """

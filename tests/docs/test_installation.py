@@ -1,6 +1,8 @@
 """docs/installation.md and Containerfile: extras, packages, commands and files are those of the repository."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -40,6 +42,29 @@ def test_page_uses_existing_extras_and_commands() -> None:
             assert extra in PROJECT["optional-dependencies"]
     for command in re.findall(r"^understudy ([a-z]+)", PAGE, flags=re.MULTILINE):
         assert command in COMMANDS
+
+
+def complete(folder: Path, *words: str) -> set[str]:
+    """Words that bash offers for the last one, by the lines of the page."""
+    (script,) = re.findall(r"```\n(_understudy.+?)```", PAGE, flags=re.DOTALL)
+    program = folder / "understudy"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT / "src"} exec {sys.executable} -m understudy "$@"\n')
+    program.chmod(0o755)
+    lines = f'''{script}
+        complete -p understudy | grep -q -- "-F _understudy" || exit 9
+        COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+        _understudy understudy "${{@: -1}}"
+        printf "%s\\n" "${{COMPREPLY[@]}}"'''
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "HOME": str(folder)}
+    command = ["bash", "--norc", "-c", lines, "bash", "understudy", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    return set(done.stdout.split())
+
+
+def test_lines_of_the_page_complete_commands_and_flags(tmp_path: Path) -> None:
+    assert {"train", "order", "view"} < complete(tmp_path, "") <= {name.split()[0] for name in COMMANDS}
+    assert complete(tmp_path, "tra") == {"train"}
+    assert {"--optim.lr", "--optim.beta1"} < complete(tmp_path, "train", "--optim.")
 
 
 def test_containerfile_copies_the_files_that_a_build_needs() -> None:

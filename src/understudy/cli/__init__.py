@@ -5,7 +5,6 @@ commands     the table of commands
 console      texts of others on any console, and names of files in any locale
 arguments    settings of a command from its words, or its help
 help_texts   examples and general flags of the help
-completion   `understudy completion`, and the answers that its scripts ask for
 versions     `understudy --version -v`
 demo         `understudy demo`
 data         commands that write datasets, or look at them

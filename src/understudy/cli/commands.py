@@ -79,7 +79,6 @@ COMMANDS = {
         "data.order_export:export", "the samples of a run or an order, as parquet", "PATH [PATH ...]"
     ),
     "audit": Command("audit:audit", "how often each frame was trained on, and by which step", "RUN"),
-    "completion": Command("completion:completion", "print a completion script for a shell", "SHELL"),
 }
 
 GROUPS = {
@@ -92,7 +91,7 @@ GROUPS = {
         "audit",
     ),
     "robot": ("export", "serve", "replay", "contract", "why"),
-    "look and share": ("report", "push", "pull", "completion"),
+    "look and share": ("report", "push", "pull"),
 }
 """Groups of the help -> commands."""
 

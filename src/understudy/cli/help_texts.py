@@ -155,11 +155,6 @@ EXAMPLES = {
         "understudy bench data/table",
         "understudy bench data/table --batch-size 64 --num-threads 4 --memory 4GB",
     ),
-    "completion": (
-        "understudy completion bash > ~/.local/share/bash-completion/completions/understudy",
-        'understudy completion zsh > "${fpath[1]}/_understudy"',
-        "understudy completion fish > ~/.config/fish/completions/understudy.fish",
-    ),
     "order explain": (
         "understudy order explain",
         "understudy order explain data/one data/two --weights 2 1 --batch-size 256",

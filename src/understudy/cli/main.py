@@ -57,11 +57,6 @@ def _main(argv: Sequence[str] | None) -> int:
         start_again_as_utf8()
         write_any_text()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["__complete"]:
-        from understudy.cli.completion import complete
-
-        print("\n".join(complete(arguments[1:])))
-        return 0
     if argv is None:
         sys.argv[1:] = map(strip_credentials, arguments)  # trackers record the command line
     file, arguments = take_option(arguments, "--policy-code")

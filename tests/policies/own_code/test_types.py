@@ -252,11 +252,6 @@ def test_resume_takes_the_type_as_the_users_word(place: Path) -> None:
     assert series(run)[-1]["step"] == 6
 
 
-def test_completion_trusts_nothing(place: Path, user: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["__complete", "train", "--policy.type", f"{place / 'my_policy.py'}:MINE", "--policy."])
-    assert not user.exists()
-
-
 def test_expert_of_a_settings_file_is_not_imported(place: Path) -> None:
     evil = place / "expert.py"
     evil.write_text(f"open({str(place / 'ran')!r}, 'w')\n\ndef act(env, seen): ...\n")
