@@ -23,7 +23,7 @@ WHEELS = {
     CUT: """
         report.compare.page report.compare.runs report.compare.differences report.compare.results
         train.profiling.peak_check train.profiling.live_bytes load.images.planes
-        storage.mapped_tables edit.recommend public_names
+        storage.mapped_tables public_names
     """,
     "base": """
         _version atomic batch_keys booleans bytesize cores credentials dataset_address episode_ids

@@ -6,7 +6,7 @@ annotations     subtasks, metadata and task texts from files
 rows            read, renumber and write rows
 videos          copy or encode videos; PSNR and SSIM of encoded images
 carried         further fields of info.json and files of the sources: carried, or named
-recommend       video settings for a policy of small images, measured
+decode_cost     CPU time of decoding a camera before and after it was encoded again
 publish         new episodes of several writers appended to a dataset that others read
 write_set       `write_outputs`: plans written to a new folder that appears in one step, with their origin
 """

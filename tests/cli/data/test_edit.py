@@ -7,7 +7,6 @@ import pytest
 
 from support.datasets import Spec, write_dataset
 from understudy.cli import main
-from understudy.edit.recommend import CANDIDATES
 
 CAMERA = "observation.images.top"
 
@@ -40,19 +39,6 @@ def test_edit_prints_quality_bytes_and_decode_cost(
     assert [line.split(":")[0] for line in lines if not line.startswith(" ")] == [
         str(tmp_path / "parts" / n) for n in "ab"
     ]
-
-
-def test_edit_recommends_the_cheapest_of_the_good_ways(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("edit", source, "--recommend", "32", "--json") == 0
-    stored, *found = json.loads(capsys.readouterr().out)
-    assert (stored["codec"], stored["size"], stored["psnr_db"]) == ("h264", "64x64", None)
-    assert {(own["codec"], own["gop"]) for own in found} == set(CANDIDATES)
-    assert {own["size"] for own in found} == {"32x32"}
-    [best] = [own for own in found if own["is_recommended"]]
-    good = [own for own in found if own["ssim"] >= max(one["ssim"] for one in found) - 0.02]
-    costs = {sum(own["decode_ms"].values()) for own in good}
-    assert best in good
-    assert sum(best["decode_ms"].values()) <= 1.1 * min(costs)
 
 
 def test_segment_prints_a_summary(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from understudy.data.format.catalog import Catalog
     from understudy.data.format.features import Feature
     from understudy.edit.plan import Encoding, Piece, Plan, TextColumn
-    from understudy.edit.recommend import Choice
     from understudy.edit.write_set import Written
     from understudy.storage.bucket import Bucket
 
@@ -104,9 +103,6 @@ class EditConfig(WorkersConfig):
     libsvtav1, and 6 less where the source has the same codec and size."""
     cameras: tuple[str, ...] = ()
     """Cameras that `--size`, `--codec`, `--gop` and `--crf` are for; the default is all."""
-    recommend: Annotated[int, Interval(ge=16, le=4096)] | None = None
-    """Write nothing: encode samples of one dataset in several ways for a policy with images of this many pixels, and
-    print size, quality and decoding cost of each way, with the recommended one."""
     skip_bad: bool = False
     """Leave out episodes that cannot be read or that end three processes; they are named, and the exit code is 1."""
     json: bool = False
@@ -114,12 +110,6 @@ class EditConfig(WorkersConfig):
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        if self.recommend is not None:
-            return (
-                []
-                if len(self.paths) == 1
-                else ["recommend: give one dataset and no output: understudy edit SRC --recommend 224"]
-            )
         errors = output_problems(self.paths, "edit", self.work) + self.worker_problems()
         edits = {"episodes": self.episodes, "exclude_episodes": self.exclude_episodes, "exclude_bad": self.exclude_bad}
         edits |= {
@@ -174,11 +164,7 @@ def pair_problems(name: str, pairs: Sequence[str]) -> list[str]:
 def edit(config: EditConfig) -> int:
     """Write the output and print a summary; return 1 if episodes were left out as bad."""
     from understudy.data.format.catalog import Catalog
-    from understudy.data.selection.select import open_episodes
 
-    if config.recommend is not None:
-        measure_and_print(open_episodes(config.paths[0]), config.recommend, config.json)
-        return 0
     out = open_output(config.paths[-1])
     catalogs = [Catalog.open(path, pairing=config.pairing or None) for path in config.paths[:-1]]
     if config.lengths == "rows":
@@ -531,49 +517,10 @@ def _hold(robot: "RobotFacts", plan: "Plan", stored_names: Mapping[str, str]) ->
     )
 
 
-def measure_and_print(catalog: "Catalog", pixels: int, as_json: bool) -> None:
-    """Measure ways to store the videos of a dataset for a policy, and print them with the recommended one."""
-    from understudy.edit.recommend import CANDIDATES, recommend
-
-    cameras = sum(feature.is_video for feature in catalog.features.values())
-    with Progress(cameras * len(CANDIDATES), "recommend", "encoding") as bar:
-        choices = recommend(catalog, pixels, bar.update)
-    facts = [_describe_choice(choice) for choice in choices]
-    if as_json:
-        print(json.dumps(facts, ensure_ascii=False))
-        return
-    print(f"{'':12}{'codec':10}{'GOP':>4}{'size':>10}{'bytes':>9}{'PSNR dB':>9}{'SSIM':>8}  CPU ms per image")
-    for way in facts:
-        if way["psnr_db"] is None:
-            print(f"{way['camera']}:")
-        mark = "  recommended" if way["is_recommended"] else ""
-        quality = f"{way['psnr_db']:9.1f}{way['ssim']:8.4f}" if way["psnr_db"] is not None else f"{'as it is':>17}"
-        cost = f"{way['decode_ms']['stretch']:.3f} in a row, {way['decode_ms']['single']:.3f} at random{mark}"
-        print(f"{'':12}{way['codec']:10}{way['gop']:4}{way['size']:>10}{way['bytes']:9,.0f}{quality}  {cost}")
-    best = next(way for way in facts if way["is_recommended"])
-    settings = f"--size {pixels} --codec {best['codec']} --gop {best['gop']}"
-    print(f"recommended: understudy edit {catalog.root} OUT {settings}")
-
-
-def _describe_choice(choice: "Choice") -> dict[str, Any]:
-    height, width = choice.size
-    return {
-        "camera": choice.camera,
-        "codec": choice.codec,
-        "gop": choice.gop,
-        "size": f"{width}x{height}",
-        "bytes": choice.bytes,
-        "psnr_db": _finite(choice.quality.psnr) if choice.quality.images else None,
-        "ssim": choice.quality.ssim if choice.quality.images else None,
-        "decode_ms": asdict(choice.cost),
-        "is_recommended": choice.is_recommended,
-    }
-
-
 def describe(written: "Written", root: str) -> dict[str, Any]:
     """Return the facts of one output; cameras that were encoded again have quality and decode cost."""
     from understudy.data.format.catalog import Catalog
-    from understudy.edit.recommend import measure_cost
+    from understudy.edit.decode_cost import measure_cost
 
     plan = written.plan
     facts: dict[str, Any] = {
