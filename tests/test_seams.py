@@ -68,10 +68,6 @@ tools -> understudy: cli.data.view takes train.checkpoint.run_dir:RunDir
 tools -> understudy: cli.data.view takes train.run:open_checkpoint
 tools -> understudy: cli.data.view takes train.state:TrainState
 tools -> understudy: cli.data.view takes train.validation.open_loop:EpisodeActions
-tools -> understudy: cli.hub takes policies.model_card:FILE
-tools -> understudy: cli.hub takes policies.model_card:is_unchanged
-tools -> understudy: cli.hub takes train.checkpoint.export:find_checkpoint
-tools -> understudy: cli.hub takes train.checkpoint.run_dir:RunDir
 understudy -> robot: report.run.page takes report.run.rollouts:interval_text
 understudy -> robot: report.run.page takes report.run.rollouts:read_results
 understudy -> robot: report.run.page takes report.run.rollouts:render_rollouts

@@ -360,6 +360,10 @@ def test_run_resumes_from_the_hub_as_if_it_had_never_left(
     assert main(["push", str(whole), "--to", "hf://me/run", "--checkpoint", "8"]) == 0
     assert not [path for path in hub.repos["models/me/run"].files("main") if path.startswith("wandb")]
     shutil.rmtree(whole / "wandb")
+    hub.repos["models/me/run"].add({"policy/README.md": b"my words"})
+    assert main(["push", str(whole), "--to", "hf://me/run", "--checkpoint", "8", "--update"]) == 0
+    assert hub.repos["models/me/run"].files("main")["policy/README.md"] == b"my words"
+    hub.repos["models/me/run"].add({"policy/README.md": (whole / "policy/README.md").read_bytes()})
     steps = {name.split("/")[1] for name in hub.repos["models/me/run"].files("main") if name.startswith("checkpoints/")}
     assert steps == {"step-00000008"}
     assert main(["resume", "hf://me/run", "--log.no-report"]) == 0
@@ -368,6 +372,25 @@ def test_run_resumes_from_the_hub_as_if_it_had_never_left(
     with caplog.at_level(logging.INFO, "understudy"):
         assert main(["resume", "hf://me/run", "--log.no-report"]) == 0  # the run there continues
     assert len(hub.downloads) == before
+
+
+def test_checkpoint_of_a_run_is_chosen_by_its_step(
+    hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    for name in ("step-00000008", "step-00000012", "step-00000016.tmp", "best-00000004"):
+        (run / "checkpoints" / name).mkdir(parents=True)
+        (run / "checkpoints" / name / ".metadata").write_text(name)
+    for name in ("config.yaml", "order.json", "STOP"):
+        (run / name).write_text("{}")
+    words = ["push", str(run), "--to", "hf://me/run", "--checkpoint"]
+    assert main([*words, "4"]) == WRONG_INPUT
+    assert "8, 12" in capsys.readouterr().err
+    assert hub.repos == {}
+    for step, folder in (("latest", "step-00000012"), ("8", "step-00000008")):
+        assert main([*words, step, "--update"]) == 0
+        published = set(hub.repos["models/me/run"].files("main")) - {".gitattributes"}
+        assert published == {"config.yaml", "order.json", f"checkpoints/{folder}/.metadata"}
 
 
 def test_no_connection_is_named_as_the_cause(

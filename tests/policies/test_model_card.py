@@ -11,7 +11,8 @@ import understudy as us
 from support.policies import policy
 from support.runs import tiny_config, tiny_dataset
 from understudy.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
-from understudy.policies.model_card import is_unchanged, make_card
+from understudy.hub.cards import is_unchanged
+from understudy.policies.model_card import make_card
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
 

@@ -65,7 +65,7 @@ EXAMPLES = {
     "resume": ("understudy resume runs/table", "understudy resume runs/table --steps 10000"),
     "push": (
         "understudy push runs/table/policy --to hf://me/table-policy",
-        "understudy push runs/table --to hf://me/table-run --checkpoint best",
+        "understudy push runs/table --to hf://me/table-run --checkpoint 10000",
         "understudy push data/table --to hf://datasets/me/table --public",
     ),
     "pull": (

@@ -1,6 +1,5 @@
 """`understudy push` and `understudy pull`: policies, runs and datasets on the hub."""
 
-import json
 import os
 import warnings
 from collections.abc import Iterator
@@ -22,25 +21,8 @@ _MARKS: dict[Kind, tuple[str, ...]] = {
     "policy": ("config.json", "model.safetensors"),
 }
 
-_OF_THIS_MACHINE = ("wandb",)
-"""Folders of a run with names of the user and of the machine; no later process needs them."""
-
-
-@dataclass(frozen=True)
-class Content:
-    """Content of a folder for the hub.
-
-    Attributes:
-        kind: "policy", "run" or "dataset".
-        files: paths of its files, relative to it, sorted. Hidden files and drafts are left out.
-        step: step of the checkpoint of a run; -1 for another kind.
-        tag: format of a dataset, by which LeRobot finds it; "" for another kind.
-    """
-
-    kind: Kind
-    files: tuple[Path, ...]
-    step: int = -1
-    tag: str = ""
+_OF_THIS_MACHINE = ("wandb", "STOP")
+"""Entries of a run with names of the user and of the machine, or for its process alone; no later one needs them."""
 
 
 def folder_kind(folder: Path) -> Kind | None:
@@ -51,59 +33,18 @@ def folder_kind(folder: Path) -> Kind | None:
     return None
 
 
-def read_content(folder: Path, checkpoint: int | str = "latest") -> Content:
-    """List the files of a folder for the hub.
+def list_files(folder: Path, outer: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """Yield the files below a folder, without hidden ones and drafts.
+
+    Those behind links are among them: videos may be on another disk.
 
     Args:
-        folder: a policy, a run or a dataset.
-        checkpoint: of a run: step of the checkpoint, "latest" or "best". Its other checkpoints are left out.
+        folder: the folder.
+        outer: folders that it is in, without links.
 
     Raises:
-        ConfigError: the folder is none of these, the run has no such checkpoint, info.json is no JSON object, or a file
-            of a policy is not the one that was written, which no load accepts.
-        OSError: a folder or a file in it cannot be read.
+        ConfigError: a link leads nowhere, or to a folder that it is in.
     """
-    kind = folder_kind(folder)
-    if kind is None:
-        problem = "holds no policy, run or dataset" if folder.is_dir() else "there is no such folder"
-        if not folder.exists() and (near := near_path(str(folder))):
-            problem += f"; did you mean {near}?"
-        raise ConfigError(f"path: {folder}: {problem}; name the folder of one, such as RUN/policy, RUN or a dataset")
-    files = tuple(sorted(path.relative_to(folder) for path in _files(folder, frozenset())))
-    for path in files:
-        if path.name == checksums.FILE:
-            try:
-                checksums.check_checksums(folder / path.parent)
-            except checksums.ChecksumError as error:
-                raise ConfigError(f"path: {error}") from error
-    if kind == "dataset":
-        return Content(kind, files, tag=_format(folder / "meta" / "info.json"))
-    if kind == "policy":
-        return Content(kind, files)
-    from understudy.train.checkpoint.export import find_checkpoint
-    from understudy.train.checkpoint.run_dir import RunDir
-
-    run = RunDir(folder)
-    metric = run.settings().checkpoint.keep_best
-    chosen = find_checkpoint(run.checkpoints, checkpoint, metric).relative_to(folder)
-    outside = [path for path in files if path.parts[0] not in (chosen.parts[0], run.stop.name, *_OF_THIS_MACHINE)]
-    # A checkpoint is published as it is: its list of tensors is the file `.metadata`.
-    latest = find_checkpoint(run.checkpoints, "latest", metric).relative_to(folder)
-    is_whole = chosen.name.startswith("step-")  # weights alone resume nothing
-    places = [chosen] if is_whole else [chosen, latest]
-    inside = [path.relative_to(folder) for place in places for path in (folder / place).rglob("*") if path.is_file()]
-    return Content(kind, tuple(sorted(outside + inside)), step=int(chosen.name.rpartition("-")[2]))
-
-
-def _format(info: Path) -> str:
-    try:
-        return str(json.loads(info.read_bytes()).get("codebase_version", ""))
-    except (ValueError, AttributeError) as error:
-        raise ConfigError(f"path: {info}: is no JSON object ({error}); repair it before it is published") from error
-
-
-def _files(folder: Path, outer: frozenset[Path]) -> Iterator[Path]:
-    """Yield the files below a folder, also those behind links: videos may be on another disk."""
     resolved = folder.resolve()
     if resolved in outer:
         raise ConfigError(f"path: {folder}: links to the folder that it is in; remove this link")
@@ -111,11 +52,26 @@ def _files(folder: Path, outer: frozenset[Path]) -> Iterator[Path]:
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            yield from _files(Path(entry.path), outer | {resolved})
+            yield from list_files(Path(entry.path), outer | {resolved})
         elif entry.is_file() and not entry.name.endswith(DRAFT_SUFFIX):
             yield Path(entry.path)
         elif entry.is_symlink():
             raise ConfigError(f"path: {entry.path}: links to a file that is not there; restore it, or remove the link")
+
+
+def choose_checkpoint(checkpoints: Path, step: int | Literal["latest"]) -> Path:
+    """Return the folder of a complete checkpoint of a run.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    names = [path.name for path in checkpoints.glob("step-*")]
+    steps = {int(name[5:]): name for name in names if name[5:].isdecimal()}
+    chosen = max(steps, default=None) if step == "latest" else step
+    if chosen not in steps:
+        listed = ", ".join(map(str, sorted(steps))) or "none yet"
+        raise ConfigError(f"checkpoint: {step} is not in {checkpoints}; there are: {listed}")
+    return checkpoints / steps[chosen]
 
 
 @dataclass(frozen=True)
@@ -131,16 +87,17 @@ class PushConfig:
     """Make a new repository public. An existing one stays as it is."""
     update: bool = False
     """Add a commit to a repository that holds files already. Its earlier files stay in its history."""
-    checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
-    """Of a run: the checkpoint to publish, by its step, `latest` or `best`."""
+    checkpoint: Annotated[int, Ge(0)] | Literal["latest"] = "latest"
+    """Of a run: the checkpoint to publish, by its step or `latest`. The policy of another choice:
+    `understudy export RUN --checkpoint best`, and push RUN/export."""
     message: str = ""
     """Title of the commit; the default names the kind."""
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
-        errors = (
-            [] if self.path else ["path: required, the folder to publish: understudy push PATH --to hf://OWNER/NAME"]
-        )
+        errors = []
+        if not self.path:
+            errors.append("path: required, the folder to publish: understudy push PATH --to hf://OWNER/NAME")
         if self.repository() is None:
             errors.append(f"to: {self.to!r}: must be hf://OWNER/NAME, or hf://datasets/OWNER/NAME for a dataset")
         return errors
@@ -154,37 +111,54 @@ def push(config: PushConfig) -> None:
     """Publish the folder and print the commit.
 
     Raises:
-        ConfigError: the folder is none of these kinds, the kind of repository is another one, or the hub refuses.
+        ConfigError: the folder is none of these kinds, the run has no such checkpoint, the kind of repository is
+            another one, a file is damaged or not the one that was written, which no load accepts, or the hub refuses.
+        OSError: a folder or a file in it cannot be read.
     """
     from understudy.hub import upload
-    from understudy.policies.model_card import FILE, is_unchanged
 
-    folder, repository = Path(config.path).expanduser().resolve(), config.repository()
+    folder = Path(config.path).expanduser().resolve()
+    repository = config.repository()
     assert repository is not None
-    content = read_content(folder, config.checkpoint)
-    if content.kind == "dataset":
-        _check_dataset(folder)
-    if (content.kind == "dataset") != (repository.kind == "dataset"):
-        fits = HubId(repository.name, kind="dataset" if content.kind == "dataset" else "model")
-        raise ConfigError(f"to: {repository}: {config.path} is a {content.kind}, and belongs to {fits}")
-    step = f" at step {content.step}" if content.kind == "run" else ""
-    message = config.message or f"Add a {content.kind}{step} of understudy"
-    cards = [path for path in content.files if path.name == FILE and is_unchanged((folder / path).read_bytes())]
+    kind = folder_kind(folder)
+    if kind is None:
+        problem = "holds no policy, run or dataset" if folder.is_dir() else "there is no such folder"
+        if not folder.exists() and (near := near_path(str(folder))):
+            problem += f"; did you mean {near}?"
+        raise ConfigError(f"path: {folder}: {problem}; name the folder of one, such as RUN/policy, RUN or a dataset")
+    files = list(list_files(folder))
+    tag = _check_dataset(folder) if kind == "dataset" else ""
+    step = ""
+    if kind == "run":
+        left_out = {folder / name for name in ("checkpoints", *_OF_THIS_MACHINE)}
+        files = [path for path in files if left_out.isdisjoint([path, *path.parents])]
+        checkpoint = choose_checkpoint(folder / "checkpoints", config.checkpoint)
+        # It is published as it is: its list of tensors is the file `.metadata`.
+        files += [path for path in checkpoint.rglob("*") if path.is_file()]
+        step = f" at step {int(checkpoint.name[5:])}"
+    try:
+        for path in files:
+            if path.name == checksums.FILE:
+                checksums.check_checksums(path.parent)
+    except checksums.ChecksumError as error:
+        raise ConfigError(f"path: {error}") from error
+    if (kind == "dataset") != (repository.kind == "dataset"):
+        fits = HubId(repository.name, kind="dataset" if kind == "dataset" else "model")
+        raise ConfigError(f"to: {repository}: {config.path} is a {kind}, and belongs to {fits}")
     commit = upload.push(
         folder,
-        content.files,
+        [path.relative_to(folder) for path in files],
         repository,
-        message=message,
+        message=config.message or f"Add a {kind}{step} of understudy",
         public=config.public,
         update=config.update,
-        tag=content.tag,
-        generated={path.as_posix(): is_unchanged for path in cards},
+        tag=tag,
     )
-    print(f"{repository}@{commit}: {content.kind}{step}, {len(content.files)} files")
+    print(f"{repository}@{commit}: {kind}{step}, {len(files)} files")
 
 
-def _check_dataset(folder: Path) -> None:
-    """Warn of files that no episode names.
+def _check_dataset(folder: Path) -> str:
+    """Return the format of a dataset, the tag by which LeRobot finds it; warn of files that no episode names.
 
     Raises:
         ConfigError: files are missing, cannot be read or contradict the metadata: a recorder was killed, for example,
@@ -211,6 +185,7 @@ def _check_dataset(folder: Path) -> None:
         raise ConfigError(f"path: {folder}: {problems[0]}{more}; {fix}")
     if irregular:
         warnings.warn(f"{folder}: {irregular}; all files are published", stacklevel=2)
+    return catalog.version
 
 
 @dataclass(frozen=True)

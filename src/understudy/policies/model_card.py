@@ -1,25 +1,14 @@
-"""README.md of a policy folder: a model card, as hubs show it. An edited card is never replaced.
+"""README.md of a policy folder: a model card, as hubs show it. An edited card is never replaced (`hub/cards.py`)."""
 
-The last line of a card is a comment with the digest of the text above it.
-"""
-
-import hashlib
 import json
 
 from understudy._version import __version__
 from understudy.contract.facts import RobotFacts, VectorFacts
 from understudy.contract.mismatch import printable
+from understudy.hub.cards import sign
 from understudy.records import Record
 
-FILE = "README.md"
-_MARK = "<!-- model card of understudy, sha256 of the text above: "
 _MOST_NAMES, _MOST_TASKS = 40, 10
-
-
-def is_unchanged(content: bytes) -> bool:
-    """Return whether a README.md is a model card as `make_card` made it."""
-    head, mark, tail = content.decode("utf-8", "replace").rpartition(_MARK)
-    return bool(mark) and tail == f"{hashlib.sha256(head.encode()).hexdigest()} -->\n"
 
 
 def make_card(config: Record, weights: int, contract: Record | None) -> str:
@@ -56,8 +45,7 @@ def make_card(config: Record, weights: int, contract: Record | None) -> str:
     if not robots:
         facts = {name: config[name] for name in ("cameras", "state_dim", "action_dim", "chunk") if name in config}
         parts += ["## Inputs and outputs", f"```json\n{json.dumps(facts, indent=2)}\n```"]
-    text = "\n\n".join(parts) + "\n\n"
-    return f"{text}{_MARK}{hashlib.sha256(text.encode()).hexdigest()} -->\n"
+    return sign("\n\n".join(parts) + "\n\n")
 
 
 def _origin(provenance: Record) -> str:

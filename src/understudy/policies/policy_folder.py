@@ -32,11 +32,12 @@ from understudy.atomic import create_folder, recover_folder, replace_folder, syn
 from understudy.batch_keys import ACTION, STATE
 from understudy.contract.facts import FILE, figures_digest, write_contract
 from understudy.errors import ConfigError
+from understudy.hub.cards import FILE as CARD
+from understudy.hub.cards import is_unchanged
 from understudy.hub.download import fetch_model
 from understudy.hub.ids import SCHEME, model_id
 from understudy.optional_packages import MissingExtraError
-from understudy.policies.model_card import FILE as CARD
-from understudy.policies.model_card import is_unchanged, make_card
+from understudy.policies.model_card import make_card
 from understudy.policies.own_code.copies import is_copy
 from understudy.policies.own_code.types import write_code
 from understudy.policies.registry import policy_type, stored_type, type_functions
