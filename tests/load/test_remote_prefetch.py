@@ -287,6 +287,7 @@ def test_loader_close_does_not_wait_for_a_silent_server(
     with RangeServer(folder(root, "/set"), stall=100.0) as server:
         data = opened(server, tmp_path, RetryPolicy(deadline=200.0, stall=100.0))
         other = opened(server, tmp_path / "other")
+        other.catalog.files.close()  # its threads would end by themselves, but later
         there = loader(data)
         first_of(there, monkeypatch)
         server.fault = silence

@@ -129,8 +129,12 @@ def report_size(server: RangeServer, total: int) -> None:
 
     def answer(asked: Asked) -> tuple[int, dict[str, str], bytes] | None:
         found = server.content(asked.path)
-        if found is None or asked.first is None or asked.last is None:
+        if found is None or asked.first is None:
             return None
+        if asked.first < 0:
+            end = found[0][asked.first :]
+            return 206, {"ETag": '"a"', "Content-Range": f"bytes {total - len(end)}-{total - 1}/{total}"}, end
+        assert asked.last is not None
         data = found[0][asked.first : asked.last + 1]
         if not data:
             return 416, {"ETag": '"a"', "Content-Range": f"bytes */{total}"}, b""

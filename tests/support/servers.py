@@ -38,7 +38,7 @@ FAULTS = (
 
 @dataclass
 class Asked:
-    """One request."""
+    """One request. `first` is negative for the last bytes of the file."""
 
     path: str
     first: int | None
@@ -170,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
         first = last = None
         if said.startswith("bytes="):
             low, _, high = said.removeprefix("bytes=").partition("-")
-            first, last = int(low), int(high) if high else None
+            first, last = int(low or f"-{high}"), int(high) if low and high else None
         split = urlsplit(self.path)
         path = unquote(split.path)
         asked = Asked(path, first, last, headers={k.lower(): v for k, v in self.headers.items()}, query=split.query)
@@ -206,7 +206,9 @@ class _Handler(BaseHTTPRequestHandler):
         if first is None or fault == "whole":
             self._send(asked, 200, about, data)
             return
-        if first >= len(data):
+        if first < 0 and data:
+            first = max(0, len(data) + first)
+        if not 0 <= first < len(data):
             self._send(asked, 416, about | {"Content-Range": f"bytes */{len(data)}"}, b"")
             return
         end = min(len(data), len(data) if last is None else last + 1)

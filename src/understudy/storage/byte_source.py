@@ -51,6 +51,12 @@ class ByteSource(Protocol):
         Returns at once and raises nothing; `read` raises any error later. Does nothing for a local file.
         """
 
+    def note_index(self) -> None:
+        """Note that all reads so far were of the file's index. Other files of a server are opened with as many bytes.
+
+        Does nothing for a local file.
+        """
+
     def close(self) -> None:
         """Release the open file and all prefetched spans."""
 
@@ -115,6 +121,9 @@ class LocalSource(ByteSource):
             raise SourceError(CHANGED, where=self.where, fix=RESTART)
 
     def prefetch(self, spans: np.ndarray) -> None:
+        """Do nothing: the file is local."""
+
+    def note_index(self) -> None:
         """Do nothing: the file is local."""
 
     def close(self) -> None:

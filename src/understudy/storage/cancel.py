@@ -16,7 +16,16 @@ def cancel_when(is_gone: Callable[[], bool]) -> None:
     _of_thread.is_gone = is_gone
 
 
+def cancelled_when() -> Callable[[], bool]:
+    """Return what says whether the caller of this thread has gone, for threads that work for this one."""
+    is_gone: Callable[[], bool] = getattr(_of_thread, "is_gone", _never)
+    return is_gone
+
+
 def is_cancelled() -> bool:
     """Return whether the caller of this thread has gone."""
-    is_gone: Callable[[], bool] | None = getattr(_of_thread, "is_gone", None)
-    return is_gone is not None and is_gone()
+    return cancelled_when()()
+
+
+def _never() -> bool:
+    return False

@@ -10,8 +10,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 
 from understudy import credentials
 from understudy.dataset_address import absolute_path
-from understudy.errors import DatasetError, LfsPointerError, MissingFileError, summarize
+from understudy.errors import DatasetError, LfsPointerError, MissingFileError, SourceError, summarize
 from understudy.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy.storage.dataset_version import (
     DatasetVersion,
@@ -216,6 +217,14 @@ class Files:
             source.prefetch_all()
         return source
 
+    def look_ahead(self, paths: Sequence[str], folders: Sequence[str]) -> None:
+        """Start to ask a server for files and folders that are looked at soon, beside each other. Returns at once."""
+        if self.is_local:
+            return
+        remote = self.remote_files
+        jobs = [partial(_look, remote.meet, path) for path in paths]
+        remote.fetcher.submit([*jobs, *(partial(_look, remote.store.entries, folder) for folder in folders)])
+
     def source(self, path: str) -> ByteSource:
         """Open a file for reading by position, pinned to its current version; raises DatasetError."""
         if not self.is_local:
@@ -226,6 +235,30 @@ class Files:
         source = LocalSource(self._place(path))
         self.confirm(path)
         return source
+
+    @contextmanager
+    def opening(self, path: str) -> Iterator[ByteSource]:
+        """Open a file as `source` does, and check behind the block that it is of the version that is read.
+
+        The block reads how the file is built, and hands out none of its bytes. So requests of several blocks share a
+        question for the version, and none of them waits for it ahead of its bytes.
+
+        Raises:
+            DatasetError: As `source` and the block do. Where another version was put in its place, it tells so.
+        """
+        if self.is_local:
+            yield self.source(path)
+            return
+        from understudy.storage.remote_source import RemoteSource
+
+        try:
+            yield RemoteSource(self, path, is_confirmed=False)
+        except SourceError:  # the server is at fault, and would not answer
+            raise
+        except DatasetError:
+            self.remote_files.confirm(path)
+            raise
+        self.remote_files.confirm(path)
 
     def version(self, path: str) -> str:
         """Return text that changes with the file: its size and times, or the etag or revision of a remote file.
@@ -378,6 +411,10 @@ class Files:
                 if source is not None:
                     source.close()
             raise explained from error
+
+
+def _look(ask: Callable[[str], object], path: str, stop: threading.Event) -> None:
+    ask(path)
 
 
 @contextmanager

@@ -13,12 +13,14 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from understudy.errors import SourceError
+from understudy.storage.cancel import cancel_when, cancelled_when
 
 _ASK_ALL = 60.0  # seconds after which all marks are asked, and not only the next one
 _STORE = re.compile(r"\.(.+)\.versions", re.DOTALL)  # folder of the publications of a dataset, by its name
@@ -78,13 +80,18 @@ class VersionCheck:
         self._lock = threading.Lock()
         self._asked, self._asked_all, self._turn = 0.0, 0.0, 0
 
-    def confirm(self, path: str, stat: Stat) -> None:
-        """Check that a file which has just been met for the first time belongs to the version.
+    def confirm(self, path: str, stat: Stat, met: float | None = None) -> None:
+        """Check that a file which was met for the first time belongs to the version.
+
+        Args:
+            path: The file.
+            stat: Its version.
+            met: When it was met (`time.monotonic`); None: now. A question after that time counts for it.
 
         Raises:
             SourceError: Another version was put in its place.
         """
-        met = time.monotonic()
+        met = time.monotonic() if met is None else met
         with self._lock:
             if self._asked >= met or not self._latest:  # another thread asked after this file was met
                 return
@@ -94,14 +101,27 @@ class VersionCheck:
                 names = [names[self._turn % len(names)]]
                 self._turn += 1
             is_same = True
-            for name in names:
-                self._latest[name] = now = self._ask(name, self._latest[name])
+            for name, now in zip(names, self._ask_all(names)):
+                self._latest[name] = now
                 if now != self.version.marks[name]:
                     self._check_grown(name, now, path, stat)
                     is_same = False
             if is_same:
                 self._asked = begun
                 self._asked_all = begun if asks_all else self._asked_all
+
+    def _ask_all(self, names: Sequence[str]) -> list[Stat | None]:
+        """Ask for several marks beside each other."""
+        if len(names) == 1:
+            return [self._ask(names[0], self._latest[names[0]])]
+        is_gone = cancelled_when()
+
+        def ask(name: str) -> Stat | None:
+            cancel_when(is_gone)
+            return self._ask(name, self._latest[name])
+
+        with ThreadPoolExecutor(len(names), "understudy-marks") as pool:
+            return list(pool.map(ask, names))
 
     def _check_grown(self, name: str, now: Stat | None, path: str, stat: Stat) -> None:
         """Raise SourceError unless `name` was written again after the opening, and `path` was not."""
@@ -140,7 +160,7 @@ class LocalCheck(VersionCheck):
     def __init__(self, version: DatasetVersion, root: str) -> None:
         super().__init__(version, root, lambda name, _: local_stat(f"{root}/{name}"))
 
-    def confirm(self, path: str, stat: Stat) -> None:
+    def confirm(self, path: str, stat: Stat, met: float | None = None) -> None:
         """See `VersionCheck.confirm`."""
         for name, before in self.version.marks.items():
             now = self._ask(name, before)

@@ -143,12 +143,15 @@ def with_deadlines(connection_class: Any, opened: Any) -> Any:
     return Connection
 
 
+END = -1
+"""Offset of a request for the last bytes of a file, whose size need not be known."""
 _CHUNK = 1 << 18
 _SKIP = 1 << 20  # most bytes of a whole file that are skipped to reach the range
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
 _UNSATISFIED = re.compile(r"bytes \*/([0-9]{1,18})")
 _MAX_ODD = 4  # odd responses in a row after which retrying ends
+_NO_TAILS = {400, 416, 501}  # statuses of servers that do not know ranges from the end
 _MAX_REDIRECTS = 30
 _MAX_CONNECTIONS = 64  # idle connections per host
 _TRANSIENT_STATUS = {408, 421, 423, 425, 429}
@@ -168,6 +171,7 @@ class RangeResponse:
 
     Attributes:
         data: Never empty, unless the file is empty or `unchanged`.
+        offset: Place of `data` in the file.
         total: Size of the file; -1 if unknown.
         tag: Etag of the file, else its modification time, else "".
         modified: Modification time in seconds since 1970 by the server's clock; 0 if unknown.
@@ -177,12 +181,17 @@ class RangeResponse:
     """
 
     data: bytes = b""
+    offset: int = 0
     total: int = -1
     tag: str = ""
     modified: float = 0.0
     date: float = 0.0
     final: Address | None = None
     unchanged: bool = False
+
+
+class NoTailError(Exception):
+    """The server does not send the end of a file alone."""
 
 
 class HttpStatusError(Exception):
@@ -232,7 +241,7 @@ class HttpClient:
 
         Args:
             address: The file.
-            offset: First byte.
+            offset: First byte; `END` for the last bytes of the file.
             size: Number of bytes.
             retry: Deadlines of the request.
             stop: Ends the request when it is set.
@@ -241,9 +250,11 @@ class HttpClient:
         Raises:
             TransientError: Another attempt may succeed.
             HttpStatusError: The server refuses the request.
+            NoTailError: It does not send the end of a file alone.
             Cancelled: `stop` is set.
         """
-        headers = {"Range": f"bytes={offset}-{offset + size - 1}", "Accept-Encoding": "identity"}
+        span = f"-{size}" if offset == END else f"{offset}-{offset + size - 1}"
+        headers = {"Range": f"bytes={span}", "Accept-Encoding": "identity"}
         if known_tag:
             headers["If-None-Match" if known_tag.startswith(('"', "W/")) else "If-Modified-Since"] = known_tag
         if self._pid != os.getpid():  # in a forked child: the connections belong to the parent
@@ -368,6 +379,7 @@ def _check_response(
 ) -> RangeResponse:
     """Read the response once its header matches the request."""
     status, headers = response.status, response.headers
+    is_tail = offset == END
     etag = headers.get("ETag", "")
     modified = _parse_date(headers.get("Last-Modified"))
     about = RangeResponse(
@@ -377,9 +389,12 @@ def _check_response(
     )
     if status == 416:
         empty = _UNSATISFIED.fullmatch(headers.get("Content-Range", "").strip())
-        if empty and int(empty[1]) <= offset:
+        if empty and int(empty[1]) <= max(0, offset):
             return replace(about, total=int(empty[1]))  # the caller compares the sizes
-        raise TransientError(f"the server has no bytes {offset} to {offset + size}", tries=_MAX_ODD)
+        if not is_tail:
+            raise TransientError(f"the server has no bytes {offset} to {offset + size}", tries=_MAX_ODD)
+    if is_tail and status in _NO_TAILS:
+        raise NoTailError
     if status == 429 or status >= 500 or status in _TRANSIENT_STATUS:
         raise TransientError(f"the server answers {status}", after=retry_after(headers))
     if status not in (200, 206):
@@ -394,6 +409,10 @@ def _check_response(
         if part is None:
             raise TransientError("a part was sent without its range", tries=_MAX_ODD)
         begin, behind = int(part[1]), int(part[2]) + 1
+        if is_tail:
+            if part[3] == "*" or behind != int(part[3]):
+                raise NoTailError
+            offset = max(begin, behind - size)
         if begin != offset or not begin < behind <= offset + size:
             problem = f"bytes {begin} to {behind} were sent where {offset} to {offset + size} were asked"
             raise TransientError(problem, tries=_MAX_ODD)
@@ -404,13 +423,17 @@ def _check_response(
     else:  # the whole file: use it if the range is near its start
         length = headers.get("Content-Length", "")
         total = int(length) if _NUMBER.fullmatch(length) else -1
+        if is_tail:
+            offset = max(0, total - size)
+            if total < 0 or offset > _SKIP:
+                raise NoTailError
         if total < 0 or offset > _SKIP:
             raise TransientError("the server sends the whole file instead of a part", tries=_MAX_ODD)
         skip, size = offset, max(0, min(size, total - offset))
     data = _read_body(response, skip, size, retry, end, stop)
     if size and not data:
         raise TransientError("the connection ended before the first byte")
-    return replace(about, data=data, total=total)
+    return replace(about, data=data, offset=offset, total=total)
 
 
 def _read_body(response: Any, skip: int, size: int, retry: RetryPolicy, end: float, stop: threading.Event) -> bytes:

@@ -28,13 +28,13 @@ import numpy as np
 
 from understudy.atomic import write_text
 from understudy.errors import DatasetError, MissingFileError, SourceError
-from understudy.storage import locks
+from understudy.storage import locks, remote_store
 from understudy.storage.byte_source import CHANGED, RESTART, ByteSource
 from understudy.storage.cancel import Cancelled, cancel_when
 from understudy.storage.dataset_version import DatasetVersion, Stat, VersionCheck
 from understudy.storage.disk_cache import Claim, DiskCache, Entry
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy, call_with_retries, should_stop
-from understudy.storage.remote_store import FsspecStore, WebStore, web_store
+from understudy.storage.remote_store import First, FsspecStore, WebStore, web_store
 
 _IDLE = 0.5  # seconds without work after which a thread ends
 _MEASURED = 64  # latest transfers that the latency is computed from
@@ -129,6 +129,7 @@ class Fetcher:
 T = TypeVar("T")
 _MAX_TRANSFER = 8 << 20  # bytes
 _MAX_PREFETCH = 1 << 20  # bytes of a transfer of which there are many at once
+_MOST_FIRST = 1 << 20  # bytes that are fetched when a file is met
 _NEVER = threading.Event()  # `stop` of reads; only prefetches can be stopped
 _CLOSED, _CLOSE_LATER = "the reader that needed it has gone", "close after reading"
 _MAX_SIZES = {".json": 1 << 30, ".jsonl": 1 << 36, ".parquet": 1 << 38, "": 1 << 42}  # plausible bytes, by suffix
@@ -167,6 +168,8 @@ class RemoteFiles:
         self._reached = bool(pin)
         self._stats: dict[str, Stat] = {}
         self._asking: dict[str, threading.Lock] = {}  # of files that a thread asks about for the first time
+        self._met: dict[str, float] = {}  # files of which no question for the version has followed, and since when
+        self._index_bytes: dict[str, int] = {}  # most bytes of the index of a file, by kind of file
         self._lock = threading.Lock()
         self._check: VersionCheck | None = None
         if version is not None:
@@ -207,7 +210,23 @@ class RemoteFiles:
             return None
 
     def stat(self, path: str) -> Stat:
-        """Return the version of a file when this process first requested it; raises DatasetError.
+        """Return the version of a file when this process first requested it; raises DatasetError."""
+        stat = self.meet(path)
+        self.confirm(path)
+        return stat
+
+    def confirm(self, path: str) -> None:
+        """Check that a file which was met belongs to the version of the dataset; raises SourceError."""
+        with self._lock:
+            met = self._met.get(path)
+        if met is not None:
+            if self._check is not None:
+                self._check.confirm(path, self._stats[path], met)
+            with self._lock:
+                self._met.pop(path, None)
+
+    def meet(self, path: str) -> Stat:
+        """Return the same as `stat`, for a caller that uses no byte of the file before `confirm`.
 
         One process of the host fetches its first bytes as well. The others ask beside each other whether it changed.
         """
@@ -219,9 +238,23 @@ class RemoteFiles:
         with asking:  # a second thread waits for the answer to the first
             with self._lock:
                 stat = self._stats.get(path)
-            return self._ask_first(path) if stat is None else stat
+            return self._meet_first(path) if stat is None else stat
 
-    def _ask_first(self, path: str) -> Stat:
+    def note_index(self, path: str, size: int) -> None:
+        """Note how many bytes the index of a file takes at its start, or a table's at its end.
+
+        As many are fetched when another file of the kind is met: packed videos of one camera have about the same.
+        """
+        kind = _kind(path)
+        with self._lock:
+            self._index_bytes[kind] = max(self._index_bytes.get(kind, 0), min(size, _MOST_FIRST))
+
+    def _first(self, path: str) -> First:
+        with self._lock:
+            size = self._index_bytes.get(_kind(path), 0)
+        return First(max(size, remote_store.HEAD), is_tail=path.endswith(".parquet"))
+
+    def _meet_first(self, path: str) -> Stat:
         name = self.store.name(path)
         note = os.path.join(self.cache.folder, "known", hashlib.sha256(name.encode()).hexdigest())
         with contextlib.ExitStack() as stack:
@@ -230,31 +263,35 @@ class RemoteFiles:
                 with contextlib.suppress(OSError):  # not writable: each process requests it for itself
                     stack.enter_context(locks.hold(f"{note}.lock", wait=self.options.retry.deadline))
                 known_stat = _read_note(note)
-            stat, head = self.call(lambda p: self.store.stat(path, known_stat, p, _NEVER), path, _NEVER)
+            first = self._first(path)
+            stat, offset, data = self.call(
+                lambda retry: self.store.meet(path, known_stat, first, retry, _NEVER), path, _NEVER
+            )
             largest = _MAX_SIZES.get(os.path.splitext(path)[1], _MAX_SIZES[""])
             if not 0 <= stat.size <= largest:
                 problem = f"its server reports {stat.size} bytes; no file of its kind has more than {largest}"
                 fix = "repair the server, or copy the dataset to disk"
                 raise SourceError(problem, where=f"{self.root}/{path}", fix=fix)
-            if head:
-                self._store_head(self.cache.entry(self.key(path, stat)), head)
+            if data:
+                self._store_first(self.cache.entry(self.key(path, stat)), offset, data)
             if stat != known_stat:
                 _write_note(note, stat)
-        if self._check is not None:
-            self._check.confirm(path, stat)
         with self._lock:
             self._asking.pop(path, None)
-            return self._stats.setdefault(path, stat)
+            if path not in self._stats:
+                self._stats[path] = stat
+                self._met[path] = time.monotonic()
+            return self._stats[path]
 
-    def _store_head(self, entry: Entry, head: bytes) -> None:
+    def _store_first(self, entry: Entry, offset: int, data: bytes) -> None:
         try:
-            claims = entry.claim(0, len(head), len(head))[0]
+            claims = entry.claim(offset, len(data), len(data))[0]
         except OSError as error:
             self.cache.budget.warn_unwritable(error)
             return
         for claim in claims:
             if self.cache.budget.reserve(claim.end - claim.start):
-                entry.store(claim, head[claim.start : claim.end])
+                entry.store(claim, data[claim.start - offset : claim.end - offset])
             else:
                 entry.abandon(claim)
 
@@ -308,11 +345,18 @@ class RemoteSource(ByteSource):
     Attributes:
         root: The dataset that the file belongs to.
         key: Name of this version in the cache.
+
+    Args:
+        root: See above.
+        path: The file in it.
+        is_confirmed: Whether it is known to belong to the version of the dataset; where not, the caller confirms it.
     """
 
-    def __init__(self, root: RemoteRoot, path: str) -> None:
+    def __init__(self, root: RemoteRoot, path: str, is_confirmed: bool = True) -> None:
         remote = root.remote_files
-        self.root, self._path, self._stat = root, path, remote.stat(path)
+        self.root, self._path = root, path
+        self._stat = remote.stat(path) if is_confirmed else remote.meet(path)
+        self._start, self._end = 0, self._stat.size  # bytes before and from there on have been read
         self.where, self.size, self.tag = f"{remote.root}/{path}", self._stat.size, self._stat.tag
         self.key = remote.key(path, self._stat)
 
@@ -336,6 +380,15 @@ class RemoteSource(ByteSource):
             except DatasetError as error:  # it was readable when it was opened, so the data is not at fault
                 raise SourceError(error.what, where=error.where or self.where, fix=error.fix) from error
         entry.unpin(offset, size)
+        if offset <= self._start:
+            self._start = max(self._start, offset + size)
+        if offset + size >= self._end:
+            self._end = min(self._end, offset)
+
+    def note_index(self) -> None:
+        """See `ByteSource.note_index`."""
+        is_tail = self._path.endswith(".parquet")
+        self.root.remote_files.note_index(self._path, self.size - self._end if is_tail else self._start)
 
     def prefetch(self, spans: np.ndarray) -> None:
         """See `ByteSource.prefetch`."""
@@ -475,6 +528,12 @@ class RemoteSource(ByteSource):
             remote.note_transfer(time.monotonic() - begun)
             received += len(parts[-1])
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _kind(path: str) -> str:
+    """Return the first two folders of a file and its suffix: those of one camera, or of the rows."""
+    folders = path.split("/")[:-1]
+    return "/".join(folders[:2]) + os.path.splitext(path)[1]
 
 
 def _reopen(root: RemoteRoot, path: str, tag: str) -> RemoteSource:

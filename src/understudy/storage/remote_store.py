@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
@@ -21,13 +22,29 @@ from understudy.errors import DatasetError, MissingFileError, SourceError, hub_r
 from understudy.records import Record
 from understudy.storage.byte_source import CHANGED, RESTART
 from understudy.storage.dataset_version import Stat
-from understudy.storage.http_client import Address, HttpClient, HttpStatusError, RangeResponse, call_with_timeout
+from understudy.storage.http_client import (
+    END,
+    Address,
+    HttpClient,
+    HttpStatusError,
+    NoTailError,
+    RangeResponse,
+    call_with_timeout,
+)
 from understudy.storage.remote_options import RetryPolicy, TransientError
 
 _LIST_TIMEOUT = 900.0  # seconds; a thousand entries take about 0.1
 _TAGS = ("etag", "sha256", "md5hash", "contentmd5", "md5", "crc32c", "checksum", "xethash", "generation", "versionid")
 _EXTRA = {"s3": "s3", "s3a": "s3", "hf": "hub"}  # protocol -> extra that installs its driver
 _TIMES = ("lastmodified", "mtime", "modified", "updated", "created", "creationtime")
+
+
+@dataclass(frozen=True)
+class First:
+    """Bytes that are fetched with the version of a file: the first `size` bytes of the file, or the last ones."""
+
+    size: int
+    is_tail: bool = False
 
 
 class FsspecStore:
@@ -51,24 +68,26 @@ class FsspecStore:
         """See `WebStore.name`."""
         return f"{strip_credentials(self._root).rstrip('/')}/{path}"
 
-    def stat(self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event) -> tuple[Stat, bytes]:
-        """See `WebStore.stat`."""
+    def meet(
+        self, path: str, known_stat: Stat | None, first: First, retry: RetryPolicy, stop: threading.Event
+    ) -> tuple[Stat, int, bytes]:
+        """See `WebStore.meet`. It sends no bytes."""
+        return self.ask(path, known_stat, retry, stop), 0, b""
+
+    def ask(self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event) -> Stat:
+        """See `WebStore.ask`."""
         fs, full = self._full(path)
         fs.invalidate_cache(fs._parent(full))
         info = call_driver(lambda: fs.info(full))
         if info.get("type") == "directory":
             raise DatasetError("this is a folder, not a file", fix="restore the file")
-        return Stat(size_of(info), version_of(info), _modified(info)), b""
-
-    def ask(self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event) -> Stat:
-        """See `WebStore.ask`."""
-        return self.stat(path, known_stat, retry, stop)[0]
+        return Stat(size_of(info), version_of(info), _modified(info))
 
     def get(self, path: str, stat: Stat, offset: int, size: int, retry: RetryPolicy, stop: threading.Event) -> bytes:
         """See `WebStore.get`."""
         fs, full = self._full(path)
         data = call_driver(lambda: _cat(fs, full, offset, offset + size, retry))
-        if self.stat(path, None, retry, stop)[0] != stat:
+        if self.ask(path, None, retry, stop) != stat:
             raise SourceError(CHANGED, fix=RESTART)
         if not data or len(data) > size:
             raise TransientError(f"{len(data)} bytes were sent instead of {size}", tries=4)
@@ -202,7 +221,7 @@ def _modified(info: dict[str, Any]) -> float:
 
 
 HEAD = 1 << 16
-"""Bytes fetched when a file is opened: all of a small file, the index of many videos."""
+"""Bytes fetched when a file is opened: all of a small file, the index of many videos, the footer of many tables."""
 _SIGNED = 3600  # seconds of validity of a signed URL
 _REUSED = 600.0  # seconds for which a signed URL or redirect target is reused
 
@@ -253,6 +272,7 @@ class WebStore:
     def __init__(self, backend: WebBackend, client: HttpClient, opened: float = 0.0) -> None:
         self.backend, self._client, self._opened = backend, client, opened
         self._addresses: dict[str, tuple[Address, float]] = {}
+        self._sends_tails = True
 
     @property
     def opened(self) -> float:
@@ -272,12 +292,15 @@ class WebStore:
         """See `Files.entries`."""
         return self.backend.entries(folder)
 
-    def stat(self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event) -> tuple[Stat, bytes]:
-        """Return the current version of a file, and its first bytes if the response carried them.
+    def meet(
+        self, path: str, known_stat: Stat | None, first: First, retry: RetryPolicy, stop: threading.Event
+    ) -> tuple[Stat, int, bytes]:
+        """Return the current version of a file, and bytes of it, behind their offset, if the response carried them.
 
         Args:
             path: The file.
             known_stat: An earlier version; if it is still current, no bytes are sent.
+            first: The wanted bytes. A server that does not send the end of a file alone sends the start.
             retry: Deadlines of the request.
             stop: Ends the request when it is set.
 
@@ -287,35 +310,41 @@ class WebStore:
         """
         fixed = call_driver(lambda: self.backend.stat(path))
         if fixed is not None:
-            return fixed, b""
-        response = self._request(path, 0, HEAD, retry, stop, known_stat.tag if known_stat else "")
+            return fixed, 0, b""
+        known_tag = known_stat.tag if known_stat else ""
+        offset = END if first.is_tail and self._sends_tails else 0
+        try:
+            response = self._request(path, offset, first.size, retry, stop, known_tag)
+        except NoTailError:
+            self._sends_tails = False
+            response = self._request(path, 0, first.size, retry, stop, known_tag)
         modified = known_stat.modified if response.unchanged and known_stat else response.modified
         # A modification time after the response comes from the writer's clock and proves nothing.
         if self._opened and self._opened < modified <= (response.date or modified):
             raise SourceError("it was written after this run began to read the dataset", fix=RESTART)
         self._opened = self._opened or response.date
-        return self._stat_of(response, known_stat)
+        return self._stat_of(response, known_stat), response.offset, response.data
 
     def ask(self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event) -> Stat:
-        """Return the version of a file now, whenever it was written; raises as `stat` does."""
+        """Return the version of a file now, whenever it was written; raises as `meet` does."""
         response = self._request(path, 0, 1, retry, stop, known_stat.tag if known_stat else "")
-        return self._stat_of(response, known_stat)[0]
+        return self._stat_of(response, known_stat)
 
-    def _stat_of(self, response: RangeResponse, known_stat: Stat | None) -> tuple[Stat, bytes]:
+    def _stat_of(self, response: RangeResponse, known_stat: Stat | None) -> Stat:
         if response.unchanged and known_stat:
-            return known_stat, b""
+            return known_stat
         if response.total < 0:
             raise DatasetError("the server does not send its size", fix="copy the dataset to disk")
         if not response.tag:
             problem = "the server sends neither an etag nor a time of change, so a change could not be noticed"
             raise DatasetError(problem, fix="copy the dataset to disk, or serve it with one of them")
-        return Stat(response.total, response.tag, response.modified), response.data
+        return Stat(response.total, response.tag, response.modified)
 
     def get(self, path: str, stat: Stat, offset: int, size: int, retry: RetryPolicy, stop: threading.Event) -> bytes:
         """Return 1 to `size` bytes from `offset` of the version `stat`.
 
         Raises:
-            DatasetError: The file has another version now, or as `stat` raises.
+            DatasetError: The file has another version now, or as `meet` raises.
             TransientError: Another attempt may succeed.
         """
         response = self._request(path, offset, size, retry, stop)

@@ -266,3 +266,72 @@ def test_a_fault_elsewhere_in_a_file_is_an_error_of_its_next_sample(
     with pytest.raises(DatasetError) as expected:
         EpisodeDataset(tmp_path / "set").sample(0, 3)
     assert raised.value.what == expected.value.what
+
+
+def background(data: EpisodeDataset, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Receives what would be decoded in the background, and is not."""
+    submitted: list[object] = []
+    monkeypatch.setattr(data.catalog.files.remote_files.decoder, "submit", submitted.append)
+    return submitted
+
+
+def test_a_file_is_decoded_in_the_background_only_where_it_is_needed_again(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first batches come before that: their files cost no more than their episodes and footers."""
+    write_dataset(tmp_path / "set", SPEC)
+    path = next((tmp_path / "set").glob("data/chunk-*/*.parquet"))
+    pq.write_table(pq.read_table(path), path, row_group_size=1)
+    plain = EpisodeDataset(tmp_path / "set")
+    footer = pq.read_metadata(path).serialized_size
+    assert footer * rows_module._WHOLE > path.stat().st_size, "the footer alone is an eighth"
+    with RangeServer(folder(tmp_path / "set", "/set")) as server:
+        data = remote(server, cache)
+        submitted = background(data, monkeypatch)
+        monkeypatch.setattr(rows_module, "_MOST_TAKEN", float("inf"))
+        for frame in range(3):
+            same(data.sample(1, frame), plain.sample(1, frame))
+            assert not submitted
+        same(data.sample(2, 0), plain.sample(2, 0))
+        assert len(submitted) == 1
+        data.catalog.files.close()
+
+
+def test_a_file_is_decoded_in_the_background_once_much_was_read(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    big(tmp_path / "set", 40)
+    path = next((tmp_path / "set").glob("data/chunk-*/*.parquet"))
+    facts = pq.read_metadata(path)
+    group = facts.row_group(0)
+    used = sum(group.column(c).total_compressed_size for c in range(group.num_columns - 1))  # the last one is unused
+    after_ten = facts.serialized_size + used * 10.5
+    monkeypatch.setattr(rows_module, "_WHOLE", path.stat().st_size / after_ten)
+    with RangeServer(folder(tmp_path / "set", "/set")) as server:
+        data = remote(server, cache)
+        submitted = background(data, monkeypatch)
+        for episode in range(30):
+            data.sample(episode, 3)
+            assert bool(submitted) == (episode > 10), episode
+        assert len(submitted) == 1
+        data.catalog.files.close()
+
+
+def test_a_file_is_read_at_once_where_its_parts_would_take_more_bytes(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_dataset(tmp_path / "set", Spec(lengths=(40,) * 6, cameras=(), per_data_file=6, one_row_group=True))
+    plain = EpisodeDataset(tmp_path / "set")
+    size = next((tmp_path / "set").glob("data/chunk-*/*.parquet")).stat().st_size
+    with RangeServer(folder(tmp_path / "set", "/set")) as server:
+        data = remote(server, cache)
+        submitted = background(data, monkeypatch)
+        server.log.clear()
+        same(data.sample(2, 3), plain.sample(2, 3))
+        assert 0 not in data._rows.mapped  # a part is enough
+        same(data.sample(5, 3), plain.sample(5, 3))
+        assert 0 in data._rows.mapped
+        assert len(data._rows.parts) == 1
+        assert not submitted
+        assert server.sent <= size + 2  # and two looks at meta/
+        data.catalog.files.close()

@@ -127,6 +127,9 @@ class Catalog:
         features = parse_features(info.get("features"), where)
         skipped = {key: feature.unreadable for key, feature in features.items() if feature.unreadable}
         features = {key: feature for key, feature in features.items() if key not in skipped}
+        cameras = [key for key, feature in features.items() if feature.is_video]
+        paths, folders = layouts.asked_first(layout, info, cameras)
+        files.look_ahead([*paths, *_MARKS[version]], folders)
         oddities: list[str] = []
         by_index = layouts.read_tasks(files, layout, oddities)
         tasks = _list_tasks(by_index, where, oddities)
@@ -135,7 +138,7 @@ class Catalog:
             files,
             info,
             lambda: tables,
-            [version, [key for key, feature in features.items() if feature.is_video], sorted(by_index.items())],
+            [version, cameras, sorted(by_index.items())],
             oddities,
             partial(layouts.read_episodes, files, layout, info, features, by_index),
         )

@@ -9,7 +9,7 @@ frames than the tables list (`Videos.first_by_time`).
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,6 +71,19 @@ OF_FORMAT = re.compile(r"(data|videos|stats|meta)/|(episode_index|tasks|length|d
 END_IS_CUT = "end_is_cut"
 """Metadata of episodes: true where the episode is a part of a longer one, without its last frame."""
 _CHUNK, _FILE = re.compile(r"chunk-\d+"), re.compile(r"file-\d+\.parquet")
+
+
+def asked_first(layout: Layout, info: Mapping[str, Any], cameras: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return files and folders that the opening of a dataset asks for, behind info.json."""
+    if not layout.is_packed:
+        return [_TASK_LINES, layout.episodes], ["meta"]
+    chunk = f"{layout.episodes}/chunk-000"
+    folders = ["meta", layout.episodes, chunk]
+    fields = layout.fields | {"video_key"}
+    template = template_or_default(info.get("video_path"), fields, layout.video_path, [], "video_path")
+    first = FileTable(template, np.zeros(1, np.int64), np.zeros(1, np.int64))
+    folders += [replace(first, key=camera).path(0).rpartition("/")[0] for camera in cameras]
+    return [_TASKS, f"{chunk}/file-000.parquet"], folders
 
 
 def read_tasks(files: Files, layout: Layout, oddities: list[str]) -> dict[int, str]:

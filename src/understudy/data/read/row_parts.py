@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.storage.byte_source import as_file
+from understudy.storage.byte_source import ByteSource, as_file
 from understudy.storage.dataset_root import Files
 from understudy.storage.parquet_faults import check_values
 
@@ -104,6 +104,7 @@ class RowPart:
     Args:
         files: the dataset's.
         path: the data file.
+        source: the same, open. No row may be used before it is known to be of the version of the dataset.
         names: columns to read; those that the file lacks are left out.
         episodes: the column of these that holds numbers of episodes.
         place: where the episode is listed.
@@ -117,6 +118,7 @@ class RowPart:
         self,
         files: Files,
         path: str,
+        source: ByteSource,
         names: list[str],
         episodes: str,
         place: Place,
@@ -126,10 +128,13 @@ class RowPart:
         self._names, self._footers = names, footers
         self._file: Any = None
         self._metadata: Any = None
-        self._source = files.source(path)
-        end = self._source.size
-        tail = self._source.read(max(0, end - _GAP), min(_GAP, end))[-_TAIL:]  # Arrow reads as much
-        self._size = min(int.from_bytes(tail[:4], "little"), end) * _PARSED
+        self._source = source
+        end = source.size
+        tail = source.read(max(0, end - _TAIL), min(_TAIL, end))
+        length = min(int.from_bytes(tail[:4], "little") + len(tail), end)
+        source.read(end - length, length)  # at once, where Arrow asks twice
+        source.note_index()
+        self._size = length * _PARSED
         footers.take(self._size)
         try:
             self._parse()

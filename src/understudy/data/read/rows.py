@@ -35,6 +35,7 @@ from understudy.lru import LRUCache
 from understudy.plain_values import storable
 from understudy.plural import plural
 from understudy.storage import mapped_tables
+from understudy.storage.byte_source import ByteSource
 from understudy.storage.dataset_root import with_location
 
 PART_BYTES = 32 << 20
@@ -310,19 +311,20 @@ class Rows(ProcessLocal):
                 self._reading.pop(("episode", row), None)
         return part
 
-    def _open_part(self, row: int) -> RowPart:
+    def _open_part(self, row: int, source: ByteSource) -> RowPart:
         catalog, table = self.catalog, self.catalog.episodes
         listed = int(table.lengths[table.data_file == table.data_file[row]].sum())
         begin = int(table.data_row[row])
         place = Place(int(table.ids[row]), begin, begin + int(table.lengths[row]), listed)
         names, episodes = self._stored_names(), self._names_of("episode_index")[0]
-        return RowPart(catalog.files, catalog.data_path(row), names, episodes, place, self._footers)
+        return RowPart(catalog.files, catalog.data_path(row), source, names, episodes, place, self._footers)
 
     def _read_part(self, file: int, row: int, ahead: bool) -> _DataFile | None:
         catalog = self.catalog
         part: _DataFile | None = None
         try:
-            with self._open_part(row) as opened:
+            path = catalog.data_path(row)
+            with catalog.files.opening(path) as source, self._open_part(row, source) as opened:
                 is_needed_again = file in self._taken
                 taken = self._taken.get(file, opened.footer_share)
                 if taken + opened.share > _MOST_TAKEN:

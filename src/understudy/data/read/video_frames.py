@@ -6,6 +6,7 @@ disagrees with the rows is reported. It is refused where the pairing would be a 
 
 import os
 import threading
+from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
@@ -219,23 +220,22 @@ class VideoFrames(ProcessLocal):
         files = self.catalog.files
         path = self.catalog.video_path(camera, row)
         where = self.where(camera, row)
-        try:
-            source = files.source(path)
-        except MissingFileError as error:
-            explained = self.catalog.explain_missing(error, row, camera)
-            fix = f"restore it, or leave the key {camera!r} out" if explained is error else explained.fix
-            raise DatasetError(explained.what, where=where, fix=fix) from error
-        except DatasetError as error:
-            raise error.replaced(where=where) from error
-        with with_location(where):
+        feature, expected = self.catalog.features[camera], int(self.catalog.videos(camera).expected[file])
+        with with_location(where), ExitStack() as stack:
             try:
-                feature, expected = self.catalog.features[camera], int(self.catalog.videos(camera).expected[file])
+                source = stack.enter_context(files.opening(path))
+            except MissingFileError as error:
+                explained = self.catalog.explain_missing(error, row, camera)
+                fix = f"restore it, or leave the key {camera!r} out" if explained is error else explained.fix
+                raise DatasetError(explained.what, where=where, fix=fix) from error
+            try:
                 reader = open_video(source, self.backend, feature.pixels, expected, feature.max_pixels)
             except SourceError:
                 raise
             except DatasetError:
                 files.check_not_pointer(path)
                 raise
+            source.note_index()
         self._check_size(camera, reader, where)
         self._check_count(camera, file, reader, where)
         self._note_differences(camera, reader, where)
