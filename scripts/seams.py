@@ -59,7 +59,7 @@ WHEELS = {
     """,
     "zoo": """
         policies.lerobot policies.world_action policies.value policies.graph policies.flow.graph
-        policies.folder_formats policies.pi05.export policies.pi05.jax_tree data.read.returns
+        policies.folder_formats policies.pi05.export policies.pi05.jax_tree
         train.score train.validation.imagined cli.data.score
     """,
 }

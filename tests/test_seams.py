@@ -8,9 +8,6 @@ import pytest
 
 SEAMS = runpy.run_path(str(Path(__file__).parents[1] / "scripts/seams.py"))
 NOT_YET = """
-data -> zoo: data.dataset takes data.read.returns:ReturnTarget
-data -> zoo: data.dataset takes data.read.returns:Returns
-data -> zoo: load.batch_request takes data.read.returns:ReturnTarget
 kit -> data: cli.main takes video.native.loops:check_native_mode
 kit -> data: config.workers takes parts:Workers
 kit -> robot: cli.commands takes cli.contract:contract
@@ -75,7 +72,6 @@ understudy -> robot: train.loop takes train.background_rollouts:BackgroundRollou
 understudy -> robot: train.run takes train.background_rollouts:BackgroundRollouts
 understudy -> robot: train.run takes train.background_rollouts:check_action_steps
 understudy -> robot: train.run takes train.background_rollouts:check_rollouts
-understudy -> tools: report.run.worst_episodes takes report.view.sheets:Sheets
 understudy -> zoo: policies.flow.config takes policies.flow.graph:FlowGraph
 understudy -> zoo: policies.pi05.config takes policies.pi05.export:lerobot_folder
 understudy -> zoo: policies.pi05.config takes policies.pi05.export:openpi_folder
@@ -100,7 +96,6 @@ understudy -> zoo: train.checkpoint.export takes policies.graph:compare
 understudy -> zoo: train.checkpoint.export takes policies.graph:describe_graph
 understudy -> zoo: train.checkpoint.export takes policies.graph:make_graph
 understudy -> zoo: train.checkpoint.export takes policies.graph:write_graph
-understudy -> zoo: train.data.sources takes data.read.returns:ReturnTarget
 understudy -> zoo: train.validation.validation_loss takes train.validation.imagined:imagine_frames
 zoo -> tools: cli.data.score takes cli.data.edit:EditConfig
 zoo -> tools: cli.data.score takes cli.data.edit:make_plans

@@ -1,4 +1,4 @@
-"""Runs of a value function: validation by group, resume, its refusals, and labels without meaning."""
+"""Runs of a value function: validation by group, resume, its refusals, labels without meaning; and advantages."""
 
 import json
 from dataclasses import replace
@@ -22,6 +22,7 @@ from understudy.train import run
 from understudy.train.audit import audit_run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import first_batch
+from understudy.train.score import n_step_advantages
 
 EPISODES = 40
 SUCCESS = [bool(won) for won in np.random.default_rng(3).permutation(EPISODES) % 2]
@@ -119,3 +120,20 @@ def test_resume_of_a_value_function_is_exact(outcomes: Path, tmp_path: Path) -> 
     run.resume(override(whole, output_dir=str(tmp_path / "half"), schedule={"decay_steps": 8}))
     files = [(tmp_path / name / "policy/model.safetensors").read_bytes() for name in ("whole", "half")]
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("steps", [1, 3, 50])
+@pytest.mark.parametrize("length", [1, 2, 8])
+def test_advantages_are_those_of_the_steps(terminal: bool, steps: int, length: int) -> None:
+    rng = np.random.default_rng(length)
+    values, rewards, discount = rng.normal(size=length), rng.normal(size=length), 0.8
+    computed = n_step_advantages(values, rewards, terminal, steps, discount)
+    for t in range(length):
+        total, k = 0.0, 0
+        while k < steps and t + k < length - (not terminal):  # a cut episode has no step behind its last frame
+            total, k = total + discount**k * rewards[t + k], k + 1
+        following = 0.0 if t + k == length else values[t + k]
+        assert computed[t] == pytest.approx(total + discount**k * following - values[t])
+    if not terminal:
+        assert computed[-1] == 0

@@ -1,4 +1,4 @@
-"""Values of all frames of a dataset by the value function of a run.
+"""Values of all frames of a dataset by the value function of a run, and advantages by them.
 
 The frames are read in their stored sequence, in chunks that are the same on every machine and for any number of
 processes.
@@ -169,6 +169,38 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
     number = policy.norm_heads.index(head) if head in policy.norm_heads else 0
     read_as = {**mapping, "head": head, "task_separator": settings.augment.task_separator}
     return ValueFunction(policy.to(device).eval(), number, dataset, read_as, checksums)
+
+
+def n_step_advantages(
+    values: np.ndarray, rewards: np.ndarray, is_terminal: bool, steps: int, discount: float
+) -> np.ndarray:
+    """Compute the advantage of each frame over `steps` steps (Sutton & Barto 2018, "Reinforcement Learning", 7.1).
+
+        A_t = sum over k = 0 to m - 1 of discount^k r_(t + k) + discount^m V(s_(t + m)) - V(s_t)
+
+    m is `steps`, or fewer at the end: a terminal end has the value 0 behind the last frame, and in an episode that was
+    cut the last frame's own value follows, so that its advantage is 0.
+
+    Args:
+        values: float (T,), V of each frame.
+        rewards: float (T,), behind each frame.
+        is_terminal: whether the episode ended, and was not cut.
+        steps: n, at least 1.
+        discount: per frame.
+
+    Returns:
+        float64 (T,).
+    """
+    length = len(values)
+    bootstrap = np.append(values.astype(np.float64), 0.0)  # V of the state behind a terminal end
+    end = length if is_terminal else length - 1  # the last state that steps lead to
+    start = np.arange(length)
+    stop = np.minimum(start + steps, end)
+    total = np.zeros(length)
+    for k in range(min(steps, length)):
+        inside = start + k < stop
+        total[inside] += discount**k * rewards[start[inside] + k]
+    return total + np.power(float(discount), stop - start) * bootstrap[stop] - bootstrap[:length]
 
 
 _reopen = lru_cache(maxsize=1)(open_value_function)

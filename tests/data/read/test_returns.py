@@ -1,4 +1,4 @@
-"""Returns and advantages, compared with sums over single steps."""
+"""Returns, compared with sums over single steps."""
 
 import json
 import pickle
@@ -18,7 +18,7 @@ from support.refusals import refused
 from understudy.cli.data.edit import EditConfig, SegmentConfig, edit, segment
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.layouts import END_IS_CUT
-from understudy.data.read.returns import ReturnTarget, n_step_advantages
+from understudy.data.read.returns import ReturnTarget
 from understudy.data.read.rows import Rows
 
 LENGTHS = (4, 7, 1, 6, 3)
@@ -168,20 +168,3 @@ def test_an_end_that_was_cut_is_not_terminal(tmp_path: Path, kind: str) -> None:
     assert not us.EpisodeDataset(tmp_path / "short", returns=target(kind)).returns.known  # type: ignore[union-attr]
     edit(EditConfig(paths=(str(root), str(tmp_path / "copy")), drop_n_first_frames=1))
     assert END_IS_CUT not in Catalog.open(tmp_path / "copy").episode_metadata()
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-@pytest.mark.parametrize("steps", [1, 3, 50])
-@pytest.mark.parametrize("length", [1, 2, 8])
-def test_advantages_are_those_of_the_steps(terminal: bool, steps: int, length: int) -> None:
-    rng = np.random.default_rng(length)
-    values, rewards, discount = rng.normal(size=length), rng.normal(size=length), 0.8
-    computed = n_step_advantages(values, rewards, terminal, steps, discount)
-    for t in range(length):
-        total, k = 0.0, 0
-        while k < steps and t + k < length - (not terminal):  # a cut episode has no step behind its last frame
-            total, k = total + discount**k * rewards[t + k], k + 1
-        following = 0.0 if t + k == length else values[t + k]
-        assert computed[t] == pytest.approx(total + discount**k * following - values[t])
-    if not terminal:
-        assert computed[-1] == 0

@@ -162,8 +162,8 @@ def score_episodes(
     """
     import numpy as np
 
-    from understudy.data.read.returns import n_step_advantages
     from understudy.data.read.rows import Rows
+    from understudy.train.score import n_step_advantages
 
     catalog, returns = function.dataset.catalog, function.dataset.returns
     assert returns is not None

@@ -6,8 +6,9 @@ row_parts        rows of single episodes of data files on a server
 row_tables       mapped files of columns, decoded once per host
 row_lengths      lengths of episodes by their rows, where meta/ records others
 texts            texts that a policy learns to answer with, and metadata of episodes for prompts
-returns          returns of frames, and advantages over several steps
+returns          returns of frames, by outcomes or rewards of episodes
 sensors          samples of sensors at their own rates, by time
 video_frames     images from video files, by episode and frame
 image_column     images that are stored in parquet rows
+recorded_images  images of single episodes, to look at
 """

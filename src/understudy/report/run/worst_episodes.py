@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy.batch_keys import ACTION
+from understudy.data.read.recorded_images import RecordedImages
 from understudy.data.read.rows import Rows
 from understudy.errors import DatasetError, UnderstudyError, is_out_of_memory, summarize
 from understudy.records import Record, Records
 from understudy.report.curves import bucketed_line, chart, line
-from understudy.report.page import Block, Blocks, card, film, fold, grid, text
-from understudy.report.view.sheets import Sheets
+from understudy.report.page import Block, Blocks, as_rgb, card, film, fold, grid, text
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.validation.episode_sums import EpisodeSums, read_validated
@@ -210,13 +210,13 @@ def _horizon_errors(recorded: np.ndarray, predicted: Record) -> tuple[np.ndarray
 
 def _strips(catalog: "Catalog", cameras: Sequence[str], row: int, length: int) -> Blocks:
     """Render a strip of frames of each camera of the policy, or the reason why its frames cannot be read."""
-    sheets, strips = Sheets(catalog), Blocks()
+    recorded, strips = RecordedImages(catalog), Blocks()
     frames = np.unique(np.linspace(0, length - 1, min(FRAMES, length)).round().astype(np.int64))
     for camera in cameras:
         if camera not in catalog.camera_keys:
             continue
         try:
-            images = [_reduced(image) for image in sheets.frames(camera, row, frames)]
+            images = [_reduced(image) for image in as_rgb(recorded.read(camera, row, frames))]
         except DatasetError as error:
             strips.append(text(f"{camera}: {error}"))
             continue

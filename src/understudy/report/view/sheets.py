@@ -13,9 +13,7 @@ import numpy as np
 from PIL import Image
 
 from understudy.data.format.catalog import Catalog
-from understudy.data.read.image_column import ImageColumns
-from understudy.data.read.rows import Rows
-from understudy.data.read.video_frames import VideoFrames
+from understudy.data.read.recorded_images import RecordedImages
 from understudy.lru import LRUCache
 from understudy.report.page import as_rgb
 
@@ -26,7 +24,6 @@ LOSSLESS = 128
 PIXELS, MOST = 1 << 22, 64
 """Pixels and frames of a sheet."""
 _QUALITY = 90
-_ROW_BYTES = 256 << 20
 _SHEET_BYTES = 256 << 20  # of encoded sheets
 _KINDS = {"png": "image/png", "jpg": "image/jpeg"}
 
@@ -74,9 +71,7 @@ class Sheets:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        stored = [key for key in catalog.camera_keys if not catalog.features[key].is_video]
-        self._videos = VideoFrames(catalog, 0, "pyav")
-        self._stored, self._rows = ImageColumns(catalog, stored, _ROW_BYTES), Rows(catalog, (), _ROW_BYTES)
+        self._images = RecordedImages(catalog)
         self._layouts: dict[tuple[str, int], Layout] = {}
         self._cache: LRUCache[tuple[str, int, int], bytes] = LRUCache(_SHEET_BYTES, len)
         self._lock = threading.Lock()
@@ -84,7 +79,7 @@ class Sheets:
     @property
     def notes(self) -> list[str]:
         """Irregularities of the videos read so far."""
-        return self._videos.notes
+        return self._images.notes
 
     def layout(self, camera: str, row: int) -> Layout:
         """Return the layout of one camera in the episode of a table row. Opens its file.
@@ -94,11 +89,7 @@ class Sheets:
         """
         key = camera, row
         if key not in self._layouts:
-            if self._catalog.features[camera].is_video:
-                reader = self._videos.reader(camera, row)
-                height, width = reader.height, reader.width
-            else:
-                height, width = self.frames(camera, row, np.zeros(1, np.int64)).shape[1:3]
+            height, width = self._images.size(camera, row)
             self._layouts[key] = Layout.of_frames(height, width)
         return self._layouts[key]
 
@@ -128,12 +119,7 @@ class Sheets:
         Raises:
             DatasetError: an image cannot be read.
         """
-        rows = np.full(1, row)
-        if self._catalog.features[camera].is_video:
-            images = self._videos.take(camera, rows, frames[None])[0]
-        else:
-            images = self._stored.take(camera, rows, self._rows.file_rows(rows, frames[None]))[0]
-        return as_rgb(images)
+        return as_rgb(self._images.read(camera, row, frames))
 
 
 def _encode(images: np.ndarray, layout: Layout) -> bytes:
