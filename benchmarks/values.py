@@ -47,7 +47,7 @@ from understudy.envs.env import Outcome, layout_seed, vector_feature
 from understudy.envs.tabletop import COLORS, FPS, MAX_STEPS, NOISE, TASKS, TabletopEnv
 from understudy.order import sample_normal
 from understudy.policies.policy import load
-from understudy.report.compare.intervals import loss_interval
+from understudy.report.intervals import loss_interval
 from understudy.rollout.adapter import EnvAdapter
 from understudy.rollout.play import rollout
 from understudy.train import run

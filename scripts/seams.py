@@ -21,7 +21,6 @@ CUT = "cut"
 """Files that shall be taken out. Their imports do not count, nor do imports of them."""
 WHEELS = {
     CUT: """
-        report.compare.page report.compare.runs report.compare.differences report.compare.results
         train.profiling.peak_check train.profiling.live_bytes load.images.planes
         storage.mapped_tables public_names
     """,

@@ -66,7 +66,6 @@ tools -> understudy: cli.data.view takes train.run:open_checkpoint
 tools -> understudy: cli.data.view takes train.state:TrainState
 tools -> understudy: cli.data.view takes train.validation.open_loop:EpisodeActions
 understudy -> robot: report.run.page takes report.run.rollouts:interval_text
-understudy -> robot: report.run.page takes report.run.rollouts:read_results
 understudy -> robot: report.run.page takes report.run.rollouts:render_rollouts
 understudy -> robot: train.loop takes train.background_rollouts:BackgroundRollouts
 understudy -> robot: train.run takes train.background_rollouts:BackgroundRollouts

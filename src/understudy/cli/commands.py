@@ -54,7 +54,7 @@ COMMANDS = {
     ),
     "contract": Command("contract:contract", "a contract, or the contradictions between two", "PATH [PATH]"),
     "why": Command("why:why", "why a policy does not grasp, of a trace", "[POLICY] TRACE"),
-    "report": Command("runs:report", "a run's report.html again, or several runs side by side", "RUN [RUN ...]"),
+    "report": Command("runs:report", "a run's report.html again, or which of several runs is better", "RUN [RUN ...]"),
     "score": Command("data.score:score", "values and advantages of a dataset's frames", "RUN DATA OUT"),
     "import": Command(
         "data.importing:import_", "bags, HDF5 and Zarr files as a LeRobot dataset", "[PATH ...]", extra="import"

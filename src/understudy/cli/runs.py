@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from understudy.atomic import refuse_existing
 from understudy.config.declare import Ge, Positional
 from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError
 from understudy.train.checkpoint.export import ExportConfig
 from understudy.train.checkpoint.export import export as export_folder
 
@@ -111,15 +112,18 @@ def export(config: ExportConfig) -> None:
 
 OUTPUT = "comparison.html"
 """Page of several runs, in the current folder, unless `--output` names another one."""
+MOST = 8
+"""Most runs on a page."""
 
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """Write a run's report.html again, or compare several runs on one page."""
+    """Write a run's report.html again, or compare several runs with the first one."""
 
     runs: Positional[tuple[str, ...]] = ()
     """Run directories; runs may be active, stopped or complete. One run gets its report.html again. Of several runs
-    nothing is changed."""
+    nothing is changed: the page is that of the first one, with the curves of the others over its own, and a sentence
+    and a table of groups are printed."""
     output: str = ""
     """HTML page to write. The default is RUN/report.html for one run, and comparison.html in the current folder for
     several."""
@@ -129,37 +133,41 @@ class ReportConfig:
     """Validation episodes to show, those with the largest losses: frames of each camera, and the recorded and the
     predicted actions. The predicted ones need a checkpoint, which is loaded as `validate` does. 0 shows none."""
     json: bool = False
-    """Print the figures of the runs and of their comparison as one JSON object; write a page only with `--output`."""
+    """Of several runs: print their comparison as one JSON object; write a page only with `--output`."""
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
         errors = [] if self.runs else ["runs: required, directories of runs: understudy report RUN [RUN ...]"]
+        if len(set(map(os.path.realpath, self.runs))) < len(self.runs):
+            errors.append("runs: one is named twice; name each run once")
+        if len(self.runs) > MOST:
+            errors.append(f"runs: {len(self.runs)} of them; compare at most {MOST}, as many as there are colors")
+        if self.json and len(self.runs) == 1:
+            errors.append("json: is for several runs; metrics.jsonl of the run has its figures")
         if self.output and not Path(self.output).absolute().parent.is_dir():
             errors.append(f"output: {Path(self.output).parent} is not a folder; create it first")
         return errors
 
 
 def report(config: ReportConfig) -> None:
-    """Write the page and print its path, or print the data."""
-    from understudy.report.compare.page import compare_runs, refuse_other_files, write_comparison
+    """Write the page and print its path; of several runs, print their comparison."""
     from understudy.report.page import refuse_foreign
-    from understudy.report.run.page import write_report
+    from understudy.report.run.overlay import compare, format_comparison
+    from understudy.report.run.page import read_run, write_report
 
     roots = [Path(run) for run in config.runs]
+    first, *others = [read_run(root, chr(ord("A") + index)) for index, root in enumerate(roots)]
     if config.json:
-        print(json.dumps(compare_runs(roots, config.worst_episodes), ensure_ascii=False))
+        print(json.dumps(compare([first, *others]), ensure_ascii=False))
         if not config.output:
             return
-    if len(roots) == 1:
-        output = Path(config.output) if config.output else None
-        if output and output.resolve() != (roots[0] / "report.html").resolve():
-            refuse_foreign(output)
-            refuse_existing(output, "output", config.overwrite)
-        path = write_report(roots[0], output, worst_episodes=config.worst_episodes)
-    else:
-        path = Path(config.output or OUTPUT)
-        refuse_other_files(path, [] if config.output else roots)
-        refuse_existing(path, "output", config.overwrite)
-        write_comparison(roots, path, config.worst_episodes)
+    output = Path(config.output or (OUTPUT if others else first.root / "report.html"))
+    if others or output.resolve() != (first.root / "report.html").resolve():
+        for root in roots if others else ():
+            if output.resolve().is_relative_to(root.resolve()):
+                raise ConfigError(f"output: {output} would lie in the run {root}; name a file by --output")
+        refuse_foreign(output)
+        refuse_existing(output, "output", config.overwrite)
+    path = write_report(first.root, output, worst_episodes=config.worst_episodes, others=others)
     if not config.json:
-        print(f"report: {path}")
+        print(f"{format_comparison(compare([first, *others]))}\n\nreport: {path}" if others else f"report: {path}")

@@ -3,7 +3,7 @@
 page            the engine of all pages: blocks of plain data, one template
 curves          charts as plain data: curves over steps, time or another quantity
 run             the report of a run
-compare         several runs side by side
+intervals       intervals of losses, of paired differences and of success
 check_page      the page of `check`
 audit_page      the account of `audit`, as a page and as text
 why             the page of `why`: why a policy does not grasp

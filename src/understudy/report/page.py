@@ -27,12 +27,18 @@ COLORS = ("#2f7fd8", "#e0762b", "#2aa36f", "#c0569f", "#b08a00", "#56a8d8", "#d0
 FOLDED = 40
 """Most rows of a table that is not folded."""
 STATIC = Path(__file__).with_name("static")
+_MARK = Markup('<meta name="generator" content="understudy page">')
+"""Element of the head by which `refuse_foreign` recognizes a page."""
 
 _NUMBER = re.compile(r"(not finite|–|[±+−-]? ?[\d,]*\.?\d+(e[+-]?\d+)?( ?(%|ms|s|GB|GiB|MB|MiB))?)?")
 
 
 def render_page(
-    title: str, heading: str, sections: Sequence[Block], *, top: Sequence[Block] = (), kind: str = "page", **data: Any
+    title: str,
+    heading: str,
+    sections: Sequence[Block],
+    *,
+    top: Sequence[Block] = (),
 ) -> str:
     """Render a page.
 
@@ -41,8 +47,6 @@ def render_page(
         heading: First heading.
         sections: Results of `section`; those without blocks are left out.
         top: Blocks between the heading and the first section.
-        kind: Word by which `refuse_foreign` recognizes the page.
-        data: `panel`, controls of all charts (`compare`).
     """
     charts: list[Block] = []
 
@@ -51,8 +55,8 @@ def render_page(
         return Markup('<div class="curves" data-chart="{}"></div>').format(len(charts) - 1)
 
     shown = [section for section in sections if section["blocks"]]
-    content = {"title": title, "heading": heading, "top": top, "sections": shown, "mark": _mark(kind), "panel": None}
-    return render_file("page.html", **content | data, charts=charts, place=place)
+    content = {"title": title, "heading": heading, "top": top, "sections": shown, "mark": _MARK}
+    return render_file("page.html", **content, charts=charts, place=place)
 
 
 def render_file(name: str, **content: Any) -> str:
@@ -60,13 +64,12 @@ def render_file(name: str, **content: Any) -> str:
     return _environment().get_template(name).render(content)
 
 
-def refuse_foreign(path: Path, kind: str = "page") -> None:
-    """Raise ConfigError if `path` exists and is not a page of `kind`."""
+def refuse_foreign(path: Path) -> None:
+    """Raise ConfigError if `path` exists and is not a page of understudy."""
     from understudy.errors import ConfigError
 
-    if path.exists() and not (path.is_file() and _mark(kind).encode() in path.read_bytes()[:2048]):
-        name = "a page of understudy" if kind == "page" else f"a {kind} page of understudy"
-        raise ConfigError(f"{path}: exists and is not {name}; name another file, or move this one")
+    if path.exists() and not (path.is_file() and _MARK.encode() in path.read_bytes()[:2048]):
+        raise ConfigError(f"{path}: exists and is not a page of understudy; name another file, or move this one")
 
 
 def write_page(path: Path, text: str, is_new: bool = False) -> None:
@@ -227,11 +230,6 @@ def _environment() -> jinja2.Environment:
     for name in ("page.css", "curves.js"):
         environment.globals[name.replace(".", "_")] = Markup((STATIC / name).read_text(encoding="utf-8"))
     return environment
-
-
-def _mark(kind: str) -> Markup:
-    """Element of the head that names the kind of a page."""
-    return Markup('<meta name="generator" content="understudy {}">').format(kind)
 
 
 def _filled(blocks: Sequence[Block | None]) -> list[Block]:

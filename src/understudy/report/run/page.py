@@ -17,6 +17,7 @@ import numpy as np
 from understudy.records import Batch, Record, Records
 from understudy.report.curves import chart, line, record_line
 from understudy.report.page import (
+    COLORS,
     Block,
     Blocks,
     card,
@@ -27,12 +28,15 @@ from understudy.report.page import (
     refuse_foreign,
     render_page,
     section,
+    swatch,
     table,
     table_card,
     text,
     tiles,
 )
-from understudy.report.run.rollouts import interval_text, read_results, render_rollouts
+from understudy.report.run import overlay
+from understudy.report.run.results import read_results
+from understudy.report.run.rollouts import interval_text, render_rollouts
 from understudy.report.run.validation import number, render_imagined, render_losses, render_validation
 from understudy.report.run.worst_episodes import render_worst_episodes
 from understudy.report.step_profile import render_sources, render_step
@@ -51,7 +55,28 @@ BATCH_NOTE = (
 )
 
 
-def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 3, predict: bool = True) -> Path:
+def read_run(root: Path, letter: str = "A") -> overlay.Run:
+    """Read the files of a run.
+
+    Raises:
+        ConfigError: the folder is not a run.
+    """
+    from understudy.train.track import metrics_file
+
+    run = RunDir(root)
+    config = run.settings()
+    logs = {kind: metrics_file.read(run.metrics, kind) for kind in ("train", "speed", "val", "rollout")}
+    return overlay.Run(letter, root, config, run.read_record(), logs, read_results(run.rollouts))
+
+
+def write_report(
+    root: Path,
+    path: Path | None = None,
+    *,
+    worst_episodes: int = 3,
+    predict: bool = True,
+    others: Sequence[overlay.Run] = (),
+) -> Path:
     """Write the report of the run directory `root`; returns its path.
 
     Args:
@@ -59,23 +84,22 @@ def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 
         path: Page to write instead of report.html of the run.
         worst_episodes: Number of validation episodes to show, those with the largest losses.
         predict: Whether to load a checkpoint, for the actions that the policy predicts in them.
+        others: Further runs, whose curves are drawn over those of `root`, and which are compared with it.
 
     Raises:
         ConfigError: There is no run, or another file at `path`.
     """
     from understudy.atomic import write_text
-    from understudy.train.track import metrics_file
 
+    first = read_run(root)
     run = RunDir(root)
-    config = run.settings()
+    config = first.config
+    record = first.record
+    results = first.results
     if path is not None:
         refuse_foreign(path)
-    records = metrics_file.read(run.metrics)
-    train, speed, val, rollouts = (
-        [record for record in records if record["kind"] == kind] for kind in ("train", "speed", "val", "rollout")
-    )
-    record, state = run.read_record(), _latest_state(run)
-    results = read_results(run.rollouts)
+    train, speed, val, rollouts = first.logs.values()
+    state = _latest_state(run)
     order = {**record["order"], **({"schedule": state["schedule"]} if state.get("schedule") else {})}
     step = train[-1]["step"] if train else 0
     progress = "complete" if step >= config.steps else "active or stopped"
@@ -83,8 +107,8 @@ def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 
     name = "/".join(root.resolve().parts[-2:])  # with its parent: "run" alone is too short
     sections = [
         section("Rollouts", *render_rollouts(rollouts, results, run.rollouts)),
-        section("Worst validation episodes", *render_worst_episodes(run, val, worst_episodes, predict=predict)),
         section("Loss", *render_losses(train, val)),
+        section("Worst validation episodes", *render_worst_episodes(run, val, worst_episodes, predict=predict)),
         section("Validation", *render_validation(val)),
         section("Imagined futures", *render_imagined(val, run.imagined)),
         section("The first batch", *_first_batch(config, record), note=BATCH_NOTE),
@@ -105,9 +129,31 @@ def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 
         text(f"policy/ is of {choice}") if (choice := describe_policy(root)) else None,
         tiles([*_success_figures(rollouts, results), *_loss_figures(verdict, train, val)]),
     ]
+    if others:
+        overlay.draw_over(sections, list(map(_curves, others)))
+        compared = overlay.compare([first, *others])
+        names = enumerate(compared["runs"].items())
+        rows = [[swatch(f"{letter}: {place}", COLORS[index])] for index, (letter, place) in names]
+        top = [
+            card("", table([""], rows)),
+            text(compared["sentence"], "verdict"),
+            text("The page of A, with all curves:"),
+            *top,
+        ]
+        changed = [[path, *map(format_setting, values)] for path, values in compared["settings"].items()]
+        groups = table_card("", overlay.HEAD, list(map(overlay.cells, compared["groups"])), "groups")
+        settings = table_card("Settings that differ", ["setting", *compared["runs"]], changed, "settings")
+        sections = [section("Comparison", groups, settings), *sections]
     page = render_page(f"{name} · understudy", name, sections, top=[block for block in top if block])
     write_text(path or run.report, page)
     return path or run.report
+
+
+def _curves(run: overlay.Run) -> Blocks:
+    """Render the blocks of a run that have curves over its steps."""
+    train, speed, val, rollouts = run.logs.values()
+    blocks = [*render_rollouts(rollouts, (), run.root), *render_losses(train, val), *render_validation(val)]
+    return [*blocks, _speed_charts(train, speed)]
 
 
 def summarize(verdict: Verdict) -> str:

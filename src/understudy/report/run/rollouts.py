@@ -1,6 +1,5 @@
 """Section of the report on rollouts, during training and by `understudy rollout`."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,21 +29,6 @@ def render_rollouts(records: Records, results: Sequence[Record], folder: Path) -
 def interval_text(rate: Rate) -> str:
     """Format the 95 % interval of a success rate."""
     return f"{100 * rate['low']:.0f} to {100 * rate['high']:.0f} %"
-
-
-def read_results(folder: Path) -> list[dict[str, Any]]:
-    """Read the results of `understudy rollout`, those with swapped text last; other files are ignored."""
-    results = []
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        if path.name.startswith("step-"):  # rollouts during training, which are also in metrics.jsonl
-            continue
-        try:
-            result = json.loads(path.read_text(encoding="utf-8"))
-            result["success"]["episodes"], result["swap_text"], result["world"], result["tasks"]
-        except (ValueError, KeyError, TypeError, OSError):
-            continue
-        results.append(result)
-    return sorted(results, key=lambda result: bool(result["swap_text"]))
 
 
 def _during_training(records: Records) -> Blocks:

@@ -27,7 +27,7 @@ def format_validation(result: Record, mode: str = "policy") -> str:
     head = ("", "loss", "standard error", *terms, "samples", "episodes")
     for kind, name in KINDS.items() if not result.get("scalar") else ():
         rows = [_row(group, entry, terms) for group, entry in result[kind].items()]
-        parts.append(_aligned((name, *head[1:]), rows))
+        parts.append(aligned((name, *head[1:]), rows))
     parts += notes_on_groups(result)
     samples, frames = result["samples"], result.get("held_out", result["samples"])
     everything = "all samples" if frames <= samples else f"{samples:,} of {frames:,} validation frames"
@@ -38,16 +38,16 @@ def format_validation(result: Record, mode: str = "policy") -> str:
         means.append(("mean of the sources", _number(result["macros"]["sources"]), *empty))
     if "weighted" in result and len(result["heads"]) > 1:
         means.append(("heads by their weights", _number(result["weighted"]), *empty))
-    parts.append(_aligned(head, means))
+    parts.append(aligned(head, means))
     for source, entry in result["sources"].items():
         if "dims" in entry:
             rows = [(joint, _number(loss)) for joint, loss in entry["dims"].items()]
-            parts.append(_aligned((f"{short(source)}: dimension", "loss"), rows))
+            parts.append(aligned((f"{short(source)}: dimension", "loss"), rows))
     if "open_loop" in result:
         parts += _open_loop(result["open_loop"])
     if "modes" in result:
         top, *table = mode_rows(result["modes"])
-        parts.append(_aligned(top, table))
+        parts.append(aligned(top, table))
     if "imagined" in result:
         parts += _imagined(result["imagined"])
     return "\n\n".join(parts)
@@ -93,7 +93,7 @@ def _imagined(figures: Record) -> list[str]:
             for ahead, values in enumerate(zip(states["model"], states["copy"]), start=1)
         ]
         title = f"imagined states, {figures['frames']} frames: actions ahead"
-        parts.append(_aligned((title, "mean squared error", "copy of the present"), rows))
+        parts.append(aligned((title, "mean squared error", "copy of the present"), rows))
     if images := figures.get("images"):
         kinds = ("psnr", "psnr_moved")
         rows = [
@@ -101,7 +101,7 @@ def _imagined(figures: Record) -> list[str]:
             for k, ahead in enumerate(images["ahead"])
         ]
         head = ("imagined images, PSNR in dB: frames ahead", "imagined", "copy", "where pixels change", "copy there")
-        parts.append(_aligned(head, rows))
+        parts.append(aligned(head, rows))
     return parts
 
 
@@ -126,7 +126,7 @@ def _open_loop(result: Record) -> list[str]:
         if still := len(entry["mse"]) - len(off):
             rows.append((f"{still} {STILL}", "", ""))
         title = f"{short(source)}, {entry['samples']} frames: joint, in the robot's units"
-        parts.append(_aligned((title, "mean squared error", "mean absolute error"), rows))
+        parts.append(aligned((title, "mean squared error", "mean absolute error"), rows))
     return parts
 
 
@@ -149,7 +149,7 @@ def _number(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.5g}"
 
 
-def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Align columns to their widest cell, the first one left, the others right."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = [

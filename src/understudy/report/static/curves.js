@@ -256,22 +256,8 @@ class Curves {
   }
 }
 
-// Draws the charts of a page; a panel has switches for all of them.
+// Draws the charts of a page.
 function startPage() {
   const data = JSON.parse(document.getElementById("charts").textContent);
-  const drawn = [...document.querySelectorAll("[data-chart]")].map((box) => new Curves(box, data[Number(box.dataset.chart)]));
-  const panel = document.querySelector(".panel");
-  if (!panel) return;
-  panel.hidden = false;
-  panel.addEventListener("change", (event) => drawn.forEach((curves) => {
-    curves.axis = Number(event.target.value);
-    curves.draw();
-  }));
-  panel.addEventListener("click", (event) => {
-    const button = event.target.closest("button");
-    if (!button) return;
-    const hides = button.getAttribute("aria-pressed") === "true";
-    button.setAttribute("aria-pressed", String(!hides));
-    drawn.forEach((curves) => curves.set((line) => (line.name === button.dataset.line ? !hides : !curves.hidden.has(line))));
-  });
+  document.querySelectorAll("[data-chart]").forEach((box) => new Curves(box, data[Number(box.dataset.chart)]));
 }
