@@ -33,8 +33,9 @@ WHEELS = {
         checksums parts plain_values process_rank prompt_metadata
     """,
     "kit": """
-        config.__init__ config.declare config.files config.flags config.help config.limits
-        config.schema config.values config.workers report.__init__ report.curves report.page
+        config.__init__ config.dataset config.declare config.files config.flags config.help
+        config.limits config.on_resume config.schema config.source_lists
+        config.values config.workers report.__init__ report.curves report.page
         cli.__init__ cli.arguments cli.commands cli.console cli.help_texts cli.main __main__
         distributed.launch distributed.signals rollout.intervals
     """,

@@ -18,7 +18,8 @@ from support.policies import batch as flow_batch
 from support.policies import policy as flow_policy
 from support.refusals import refused
 from support.runs import tiny_config
-from understudy.config.data import DataConfig, SourceConfig
+from understudy.config.data import DataConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.rollout import Play
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError

@@ -9,7 +9,6 @@ import pytest
 SEAMS = runpy.run_path(str(Path(__file__).parents[1] / "scripts/seams.py"))
 NOT_YET = """
 kit -> data: cli.main takes video.native.loops:check_native_mode
-kit -> data: config.workers takes parts:Workers
 kit -> robot: cli.commands takes cli.contract:contract
 kit -> robot: cli.commands takes cli.data.record:record
 kit -> robot: cli.commands takes cli.demo:demo
@@ -44,10 +43,8 @@ kit -> understudy: cli.commands takes cli.runs:train
 kit -> understudy: cli.commands takes cli.runs:validate
 kit -> understudy: cli.main takes cli.versions:versions
 kit -> understudy: cli.main takes policies.own_code.types:given_code
-kit -> understudy: config.flags takes config.data:SourceConfig
 kit -> understudy: config.flags takes config.foreign:FOREIGN
 kit -> understudy: config.flags takes config.foreign:equivalent
-kit -> understudy: config.flags takes config.source_lists:expand_settings
 kit -> understudy: config.flags takes policies.own_code.types:is_code
 kit -> understudy: config.flags takes policies.own_code.types:name_by_hand
 kit -> understudy: config.flags takes policies.own_code.types:pin
@@ -57,10 +54,7 @@ kit -> understudy: config.flags takes policies.registry:policy_type
 kit -> understudy: config.help takes policies.registry:PolicySettings
 kit -> understudy: config.help takes policies.registry:type_names
 kit -> understudy: config.schema takes config.foreign:equivalent
-kit -> understudy: config.schema takes config.source_lists:expand_settings
 kit -> zoo: cli.commands takes cli.data.score:score
-tools -> understudy: cli.data.check takes config.source_lists:list_sources
-tools -> understudy: cli.data.select takes config.data:SelectionConfig
 tools -> understudy: cli.data.view takes train.checkpoint.run_dir:RunDir
 tools -> understudy: cli.data.view takes train.run:open_checkpoint
 tools -> understudy: cli.data.view takes train.state:TrainState

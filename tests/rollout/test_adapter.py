@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from support.refusals import refused
-from understudy.config.data import DataConfig, SourceConfig
+from understudy.config.data import DataConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.rollout import Play
 from understudy.envs.env import Outcome, image_feature, vector_feature
 from understudy.errors import ConfigError

@@ -8,7 +8,7 @@ import numpy as np
 
 from support.datasets import Spec, write_dataset
 from support.runs import tiny_config
-from understudy.config.data import SourceConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.data.write.writer import EpisodeWriter

@@ -21,7 +21,7 @@ from support.policies import editable
 from support.ranks import in_ranks, outcomes_in_ranks
 from support.refusals import refused
 from support.runs import final_tensors, same_run, series, tiny_config, tiny_dataset
-from understudy.config.data import SourceConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.order import Order

@@ -20,7 +20,7 @@ from support.ranks import in_ranks
 from support.refusals import refused
 from support.runs import same_run, series, tiny_config, tiny_dataset, trained_run
 from understudy.cli.main import read_settings
-from understudy.config.data import SourceConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.on_resume import Fixed, OnResume, marker
 from understudy.config.schema import differences, override, plain
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig

@@ -13,7 +13,7 @@ from support.runs import tiny_config, tiny_dataset
 from support.servers import Asked, RangeServer, folder
 from understudy import credentials
 from understudy.cli.main import main
-from understudy.config.data import SourceConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.schema import dump_yaml, override
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.train.checkpoint.run_dir import RunDir

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from support.runs import tiny_config, tiny_dataset
-from understudy.config.data import SourceConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.schema import validate
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError

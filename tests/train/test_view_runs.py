@@ -11,7 +11,8 @@ from support.datasets import Spec, edit_json, write_dataset
 from support.refusals import refused
 from support.runs import tiny_config, tiny_dataset
 from understudy.cli.main import main
-from understudy.config.data import DataConfig, SourceConfig
+from understudy.config.data import DataConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.train import run

@@ -10,6 +10,7 @@ flags         the command line as a second settings file
 foreign       settings of other trainers, and the equivalent ones
 train         settings of a training run
 data          settings of its data
+dataset       settings of one dataset, and the selection of its frames
 source_lists  globs and list files in place of the list of its sources
 lora          settings of low-rank adapters
 rollout       settings of rollouts

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from understudy.config.data import SourceConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.declare import CODE, POSITIONAL
 from understudy.config.files import SUFFIXES
 from understudy.config.foreign import FOREIGN, equivalent

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 from urllib.parse import unquote, urlsplit
 
-from understudy.config.data import DatasetConfig, SourceConfig
+from understudy.config.dataset import DatasetConfig, SourceConfig
 from understudy.config.files import check_size, parse_json
 from understudy.config.help import members, takes_many
 from understudy.credentials import strip_credentials

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from understudy.bytesize import parse_bytes
-from understudy.config.data import REST, DataConfig, DatasetConfig
+from understudy.config.data import REST, DataConfig
+from understudy.config.dataset import DatasetConfig
 from understudy.config.declare import (
     Count,
     Factor,

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from understudy.config.declare import Processes
 from understudy.cores import available_cores
-from understudy.parts import Workers
 
 LITTLE = 10_000
 """Frames of a process; the start of one takes the time of about a thousand."""
@@ -25,10 +24,9 @@ class WorkersConfig:
     computed again when its files or settings have changed. A command that writes a dataset needs a new or its own
     folder, on the file system of a local output, and removes it at its end."""
 
-    def open_workers(self, frames: int, apart: bool = False) -> Workers:
-        """Return the processes for a number of frames to read or write; `apart`, none of them is this one."""
-        default = max(1, min(available_cores(), frames // LITTLE))
-        return Workers(self.workers or default, self.ray, self.work, apart)
+    def processes(self, frames: int = 0) -> int:
+        """Return the number of processes for a number of frames to read or write; 0: 1 by default."""
+        return self.workers or max(1, min(available_cores(), frames // LITTLE))
 
     def worker_problems(self) -> list[str]:
         """List errors in these settings."""

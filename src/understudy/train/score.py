@@ -16,7 +16,7 @@ import torch
 
 from understudy.batch_keys import HEAD, STATE, TASK
 from understudy.checksums import file_sha256
-from understudy.config.data import SourceConfig
+from understudy.config.dataset import SourceConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.selection.select import open_episodes
 from understudy.devices import torch_device

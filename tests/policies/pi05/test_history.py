@@ -18,7 +18,8 @@ from support.pi05_policy import CAMERAS, batch, policy
 from support.refusals import refused
 from support.runs import tiny_config
 from support.sentences import write_model
-from understudy.config.data import DataConfig, SourceConfig
+from understudy.config.data import DataConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.train import (
     AugmentConfig,
     TrainConfig,

@@ -11,7 +11,7 @@ from support.datasets import Spec, write_dataset
 from support.refusals import absent
 from support.runs import tiny_config
 from understudy.cli import main
-from understudy.config.data import SourceConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.schema import override
 from understudy.errors import DatasetError, SourceError
 from understudy.train import run

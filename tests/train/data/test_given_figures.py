@@ -12,7 +12,7 @@ import pytest
 
 from understudy import EpisodeWriter
 from understudy.cli.main import main
-from understudy.config.data import SourceConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.data.stats import norm_heads

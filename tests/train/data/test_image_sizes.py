@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from support.mixtures import TOP, mixed
-from understudy.config.data import SourceConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
 from understudy.data.write.writer import EpisodeWriter
 from understudy.errors import DatasetError

@@ -16,7 +16,8 @@ from support.datasets import Spec, edit_json, write_dataset
 from support.ranks import in_ranks
 from support.refusals import refused
 from support.runs import final_tensors, series, tiny_config
-from understudy.config.data import DataConfig, SourceConfig
+from understudy.config.data import DataConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
 from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError

@@ -16,7 +16,7 @@ from support.mixtures import NAMES, TOP, WRIST, mixed, tiny_sources
 from support.refusals import refused
 from support.runs import tiny_config
 from understudy.cli import main
-from understudy.config.data import SourceConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.schema import complete, dump_yaml, load
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.data.write.writer import EpisodeWriter

@@ -14,7 +14,7 @@ from support.datasets import Spec, write_dataset
 from support.edited import edit
 from support.refusals import refused
 from support.runs import series, tiny_config, tiny_dataset
-from understudy.config.data import SourceConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.schema import override
 from understudy.config.train import LoaderConfig, TrainConfig
 from understudy.contract.facts import read_contract, write_contract

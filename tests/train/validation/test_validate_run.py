@@ -14,7 +14,7 @@ from support.datasets import TASKS, edit_json
 from support.mixtures import mixed, tiny_sources
 from support.refusals import refused
 from support.runs import final_tensors, series
-from understudy.config.data import SourceConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.schema import dump_yaml, override
 from understudy.config.train import ParallelConfig
 from understudy.distributed import mesh as parallel

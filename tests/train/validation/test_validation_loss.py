@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from support.mixtures import WRIST, mixed, tiny_sources
 from support.ranks import in_ranks
-from understudy.config.data import SourceConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.train import ParallelConfig
 from understudy.data.format.features import Feature
 from understudy.distributed import mesh as parallel

@@ -85,6 +85,7 @@ def check(config: CheckConfig) -> int:
     from understudy.check.examine import check_dataset
     from understudy.data.format.catalog import Catalog
     from understudy.data.selection.select import Selection
+    from understudy.parts import Workers
 
     if is_several(config.path):
         return _check_several(config)
@@ -104,7 +105,7 @@ def check(config: CheckConfig) -> int:
         selection = Selection(keep_ranges=config.keep_ranges, keep_rule=config.keep_rule)
         keep_report = selection.apply(root, reach).keep_report
     options = layout | {"action": config.action, "state": config.state, "show_progress": not config.json}
-    with config.open_workers(0) as workers:
+    with Workers(config.processes(), config.ray, config.work) as workers:
         report = check_dataset(root, config.depth, workers=workers, **options)
     if keep_report is not None:
         report.contents["keep_ranges"] = asdict(keep_report) | {"lines": keep_report.lines()}
@@ -122,10 +123,11 @@ def check(config: CheckConfig) -> int:
 def _check_several(config: CheckConfig) -> int:
     """Print the summary of the datasets of a glob or a list file; return 1 if one of them has an error."""
     from understudy.cli.data.check_several import check_several, format_several
+    from understudy.parts import Workers
 
     shared = {name: getattr(config, name) for name in ("action", "state", *LAYOUT) if getattr(config, name)}
     sources = [shared | source for source in list_sources(config.path)]
-    with config.open_workers(0) as workers:
+    with Workers(config.processes(), config.ray, config.work) as workers:
         report = check_several(sources, config.depth, show_progress=not config.json, workers=workers)
     text = json.dumps(report.to_json(), ensure_ascii=False) if config.json else ""
     print(text or format_several(report, config.path, config.limit))

@@ -454,10 +454,12 @@ _LARGER = 2.0
 def write_and_print(plans: "Mapping[str, Plan]", out: "Path | Bucket", config: EditConfig | SegmentConfig) -> int:
     """Write datasets into the new folder `out`, and print a summary; return 1 if something was left out as bad."""
     from understudy.edit.write_set import write_outputs
+    from understudy.parts import Workers
 
     plans = {name: replace(plan, files=state_contract(plan)) for name, plan in plans.items()}
     total = sum(plan.work for plan in plans.values())
-    with config.open_workers(total, config.skip_bad) as workers, Progress(total, "edit", "frame") as bar:
+    pool = Workers(config.processes(total), config.ray, config.work, apart=config.skip_bad)
+    with pool as workers, Progress(total, "edit", "frame") as bar:
         written = write_outputs(plans, out, ["understudy", *sys.argv[1:]], workers, bar.update)
     facts = {name: describe(output, f"{out}/{name}" if name else str(out)) for name, output in written.items()}
     if config.json:

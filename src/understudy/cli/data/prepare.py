@@ -78,6 +78,7 @@ _COST = 400
 
 def prepare_statistics(config: StatisticsConfig) -> None:
     """Compute the statistics that the start of a run needs, and print them."""
+    from understudy.parts import Workers
     from understudy.storage.remote_options import RemoteOptions
     from understudy.train.data.run_data import open_data
     from understudy.train.data.run_normalization import HeadStatistics, choose_normalization
@@ -85,7 +86,8 @@ def prepare_statistics(config: StatisticsConfig) -> None:
 
     run = with_local_files(config).with_policy_defaults()
     data, cache = open_data(run), Path(RemoteOptions(cache=run.data.cache).folder)
-    with config.open_workers(sum(map(len, data.training)) // _COST) as workers:
+    processes = config.processes(sum(map(len, data.training)) // _COST)
+    with Workers(processes, config.ray, config.work) as workers:
         statistics: HeadStatistics = {}
         choose_normalization(run, data, cache, workers, statistics)
     if config.json:

@@ -90,7 +90,7 @@ def ranges(config: RangesConfig) -> None:
     refuse_existing(config.output, "output", None)
     catalog = open_episodes(config.path)
     names = _episode_names(catalog, config.name_by)
-    with config.open_workers(0) as workers:
+    with Workers(config.processes(), config.ray, config.work) as workers:
         spans, facts = find_ranges(catalog, config, workers)
     _check_kept(facts, catalog.root)
     lines = [f"  {json.dumps(names[row], ensure_ascii=False)}: {json.dumps(pairs)}" for row, pairs in spans.items()]

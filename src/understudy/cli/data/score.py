@@ -104,7 +104,8 @@ def score(config: ScoreConfig) -> None:
                 columns={key: partial(_column, columns[key]) for key in DTYPES},
                 origin={"score": origin | {"tasks": summary}},
             )
-            with config.open_workers(plan.work) as workers, Progress(plan.work, "write", "frame") as bar:
+            pool = Workers(config.processes(plan.work), config.ray, config.work)
+            with pool as workers, Progress(plan.work, "write", "frame") as bar:
                 write_outputs({"": scored}, out, ["understudy", *sys.argv[1:]], workers, bar.update)
             for path in (*pieces.glob("*.part"), *pieces.glob(f".*{DRAFT_SUFFIX}")):
                 path.unlink()

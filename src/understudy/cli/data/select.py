@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from understudy.config.data import SelectionConfig
+from understudy.config.dataset import SelectionConfig
 from understudy.config.declare import Fraction, Positional
 from understudy.config.help import flag_of
 from understudy.errors import DatasetError

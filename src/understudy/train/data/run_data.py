@@ -19,7 +19,8 @@ import numpy as np
 
 from understudy.batch_keys import ACTION, HOST_KEYS, PROMPT_METADATA, STATE
 from understudy.bytesize import parse_bytes
-from understudy.config.data import NONE, DataConfig, SourceConfig
+from understudy.config.data import NONE, DataConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
 from understudy.cores import MOST_LOADER_THREADS, fair_threads
 from understudy.data.dataset import EpisodeDataset

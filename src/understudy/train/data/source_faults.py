@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from understudy.batch_keys import ACTION, STATE
-from understudy.config.data import SourceConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.schema import plain
 from understudy.errors import DatasetError
 from understudy.train.data.sources import BadEpisodesError, Source

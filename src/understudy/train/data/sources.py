@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from understudy.batch_keys import ACTION, STATE
-from understudy.config.data import NONE, DataConfig, SourceConfig
+from understudy.config.data import NONE, DataConfig
+from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
 from understudy.data.check_files import broken_episodes, doubt_of_reader
 from understudy.data.dataset import EpisodeDataset
