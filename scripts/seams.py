@@ -34,7 +34,7 @@ WHEELS = {
     """,
     "kit": """
         config.__init__ config.dataset config.declare config.files config.flags config.help
-        config.limits config.on_resume config.schema config.source_lists
+        config.hooks config.limits config.on_resume config.schema config.source_lists
         config.values config.workers report.__init__ report.curves report.page
         cli.__init__ cli.arguments cli.commands cli.console cli.help_texts cli.main __main__
         distributed.launch distributed.signals rollout.intervals

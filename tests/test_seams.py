@@ -43,17 +43,6 @@ kit -> understudy: cli.commands takes cli.runs:train
 kit -> understudy: cli.commands takes cli.runs:validate
 kit -> understudy: cli.main takes cli.versions:versions
 kit -> understudy: cli.main takes policies.own_code.types:given_code
-kit -> understudy: config.flags takes config.foreign:FOREIGN
-kit -> understudy: config.flags takes config.foreign:equivalent
-kit -> understudy: config.flags takes policies.own_code.types:is_code
-kit -> understudy: config.flags takes policies.own_code.types:name_by_hand
-kit -> understudy: config.flags takes policies.own_code.types:pin
-kit -> understudy: config.flags takes policies.registry:BUILT_IN
-kit -> understudy: config.flags takes policies.registry:PolicySettings
-kit -> understudy: config.flags takes policies.registry:policy_type
-kit -> understudy: config.help takes policies.registry:PolicySettings
-kit -> understudy: config.help takes policies.registry:type_names
-kit -> understudy: config.schema takes config.foreign:equivalent
 kit -> zoo: cli.commands takes cli.data.score:score
 tools -> understudy: cli.data.view takes train.checkpoint.run_dir:RunDir
 tools -> understudy: cli.data.view takes train.run:open_checkpoint

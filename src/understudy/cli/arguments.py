@@ -10,7 +10,8 @@ from typing import Any
 from understudy.cli.help_texts import EXAMPLES, GENERAL, LAUNCH, MOST_USED, POSITIONAL
 from understudy.config import help
 from understudy.config.files import SUFFIXES, read_file
-from understudy.config.flags import chosen_type, list_settings, read_flags, trust_named_code
+from understudy.config.flags import chosen_type, list_settings, name_by_hand, read_flags, type_flag
+from understudy.config.hooks import union_of
 from understudy.config.schema import complete, plain
 from understudy.errors import ConfigError, with_addresses
 from understudy.optional_packages import MissingExtraError
@@ -34,7 +35,7 @@ def settings(name: str, cls: type, argument: str, arguments: list[str], *, launc
     new, helped = name != "resume", bool({"-h", "--help"} & set(arguments))
     program = f"understudy {name}"
     about = with_addresses(inspect.cleandoc(cls.__doc__ or ""))
-    trust_named_code(words)
+    name_by_hand(cls, words)
     if not new and words and not words[0].startswith("-"):
         from understudy.train.checkpoint.run_dir import resumed_settings
 
@@ -52,7 +53,8 @@ def settings(name: str, cls: type, argument: str, arguments: list[str], *, launc
             about += "run: `understudy resume RUN --help` shows the run's own."
     if not helped:
         return complete(read_flags(cls, words, content, file, new=new))
-    kind = [f"--policy.type={kind}"] if (kind := chosen_type(words)) else []
+    named, union = chosen_type(cls, words), union_of(cls)
+    kind = [f"{type_flag(union[0])}={named}"] if union is not None and named else []
     try:
         default = read_flags(cls, kind, content, file, new=new)
     except MissingExtraError as error:

@@ -5,10 +5,12 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from understudy.atomic import refuse_existing
 from understudy.config.declare import Ge, Positional
+from understudy.config.hints import TRAINER_NAMES
+from understudy.config.hooks import OtherNames
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.train.checkpoint.export import ExportConfig
@@ -70,6 +72,7 @@ class PlaceConfig:
 class ValidateConfig:
     """Validation loss of a checkpoint per norm head, source and task, equal to the run's own at that step."""
 
+    OTHER_NAMES: ClassVar[OtherNames] = TRAINER_NAMES
     run: Positional[str] = ""
     """Run directory."""
     checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"

@@ -7,7 +7,9 @@ declare       bounds and command-line markers of settings
 on_resume     consequence of changing a setting on resume, declared next to it
 help          flags, meanings, placeholders and rules of settings as text
 flags         the command line as a second settings file
+hooks         what a settings class may bring along for the modules above
 foreign       settings of other trainers, and the equivalent ones
+hints         hints of a run's settings for names of other trainers
 train         settings of a training run
 data          settings of its data
 dataset       settings of one dataset, and the selection of its frames

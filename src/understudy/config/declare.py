@@ -1,7 +1,9 @@
 """Types of settings with bounds, and the argument without a flag. Needs the extra `train`."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from understudy.optional_packages import optional_imports
 
@@ -12,11 +14,17 @@ T = TypeVar("T")
 POSITIONAL = "positional"
 """Marker of a setting that is an argument without a flag."""
 Positional = Annotated[T, POSITIONAL]
-CODE = "code"
-"""Marker of a setting that names code, `FILE.py:NAME`."""
-Code = Annotated[T, CODE]
 IDS = "ids"
 """Marker of a list of ids or indices, which takes ranges (`0-7`), and each number once."""
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """Marker of a setting whose value means more where a flag gives it than in a file."""
+
+    act: Callable[[Any], object]
+    """Called with the value of a flag. Raises ValueError: it names nothing."""
+
 
 Natural = Annotated[int, Ge(0)]
 Ids = Annotated[tuple[Natural, ...], IDS]

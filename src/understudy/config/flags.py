@@ -11,26 +11,18 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
-from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from understudy.config.dataset import SourceConfig
-from understudy.config.declare import CODE, POSITIONAL
-from understudy.config.files import SUFFIXES
-from understudy.config.foreign import FOREIGN, equivalent
+from understudy.config.declare import POSITIONAL, ByHand
 from understudy.config.help import flag_of, item_class, members, negation_of, takes_many
+from understudy.config.hooks import FromWords, expanded, is_union, other_names, union_of
 from understudy.config.schema import validate, validate_new
-from understudy.config.source_lists import expand_settings
 from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError
-from understudy.policies.own_code.types import is_code, name_by_hand, pin
-from understudy.policies.registry import BUILT_IN, PolicySettings, policy_type
 from understudy.records import Record
 
 _TWICE = "is given twice; give all its values after one flag"
-TRAINS = "--data.root"
-"""Flag of the commands with the settings of a training, into which names of other trainers are translated."""
 
 
 @dataclass(frozen=True)
@@ -41,34 +33,38 @@ class Setting:
         path: Dotted path.
         kind: Type of its values.
         positional: Whether it is an argument without a flag.
-        item: Class of its items, if it is a list of dataclasses, which only a file can set; of `SourceConfig` a flag
-            sets globs and list files.
-        is_code: Whether its value names code, which a flag trusts and a file does not.
+        item: Class of its items, if it is a list of dataclasses. Only a file can set it, unless the
+            class is `FromWords`.
+        by_hand: What to do with a value that a flag gives, besides; None for nothing.
     """
 
     path: str
     kind: Any
     positional: bool = False
     item: type | None = None
-    is_code: bool = False
+    by_hand: ByHand | None = None
 
 
-def list_settings(cls: type, policy: type | None = None, prefix: str = "") -> Iterator[Setting]:
-    """Yield all settings of a dataclass, with those of the class `policy` in its group; the default is `flow`."""
+def list_settings(cls: type, chosen: type | None = None, prefix: str = "") -> Iterator[Setting]:
+    """Yield all settings of a dataclass.
+
+    Args:
+        cls: the dataclass.
+        chosen: class of the group that is a `Union`; None is its default one.
+        prefix: dotted path of the dataclass, with a dot behind it.
+    """
     marked, hints = get_type_hints(cls, include_extras=True), get_type_hints(cls)
     for name in (entry.name for entry in fields(cls)):
         kind, path = hints[name], f"{prefix}{name}"
         if isinstance(kind, type) and is_dataclass(kind):
             group: Any = kind
-            yield from list_settings((policy or group.select({})) if is_policy(kind) else kind, None, f"{path}.")
+            if is_union(kind):
+                group = chosen or group.select({})
+            yield from list_settings(group, None, f"{path}.")
         else:
             marks = getattr(marked[name], "__metadata__", ())
-            yield Setting(path, kind, POSITIONAL in marks, item_class(kind), CODE in marks)
-
-
-def is_policy(kind: Any) -> bool:
-    """Return whether a type is a class of policy settings."""
-    return isinstance(kind, type) and issubclass(kind, PolicySettings)
+            by_hand = next((mark for mark in marks if isinstance(mark, ByHand)), None)
+            yield Setting(path, kind, POSITIONAL in marks, item_class(kind), by_hand)
 
 
 def read_flags(cls: type, words: Sequence[str], content: Record, where: object = None, *, new: bool = True) -> Any:
@@ -79,13 +75,14 @@ def read_flags(cls: type, words: Sequence[str], content: Record, where: object =
         words: the command line after the name of the command and the file.
         content: settings of the file.
         where: the file, for messages.
-        new: whether the policy brings defaults for settings that the file and the flags lack; not for a stored run.
+        new: whether the settings bring defaults that the file and the flags lack (`run_defaults`);
+            not for a stored run.
 
     Raises:
         ConfigError: lists all errors of the file, or else all of the flags in one line.
     """
     if content and new:
-        validate(cls, expand_settings(content, where), where)
+        validate(cls, expanded(cls, content, where), where)
     line = _Line(cls, copy.deepcopy(dict(content)), new=new)
     line.read(deque(words))
     check: Any = validate_new if new else validate
@@ -102,20 +99,28 @@ def read_flags(cls: type, words: Sequence[str], content: Record, where: object =
     return config
 
 
-def chosen_type(words: Sequence[str]) -> str:
-    """Return the type of policy that flags name; "" without one."""
-    policy_type = ""
+def chosen_type(cls: type, words: Sequence[str]) -> str:
+    """Return the type that flags name for the `Union` of a settings class; "" without one."""
+    if (union := union_of(cls)) is None:
+        return ""
+    named = ""
     for word, following in zip(words, [*words[1:], ""]):
         flag, equals, text = word.partition("=")
-        if flag == "--policy.type":
-            policy_type = text if equals else following
-    return policy_type
+        if flag == type_flag(union[0]):
+            named = text if equals else following
+    return named
 
 
-def trust_named_code(words: Sequence[str]) -> None:
-    """Trust the code that flags name as the type of policy, before a stored type is read that may name it, too."""
-    with suppress(ValueError):  # `read_flags` describes it
-        name_by_hand(chosen_type(words))
+def type_flag(group: str) -> str:
+    """Return the flag that names the type of a `Union`."""
+    return flag_of(f"{group}.type")
+
+
+def name_by_hand(cls: type, words: Sequence[str]) -> None:
+    """Tell the `Union` of a class what flags name, before a stored type is read that may need it."""
+    if (union := union_of(cls)) is not None:
+        with suppress(ValueError):  # `read_flags` describes it
+            union[1].by_hand(chosen_type(cls, words))
 
 
 @dataclass
@@ -129,12 +134,14 @@ class _Line:
     """Whether these are settings of a new run."""
     errors: list[str] = field(default_factory=list)
     settings: dict[str, Setting] = field(default_factory=dict)
+    group: str = ""
+    """Name of the group that is a `Union`; "" without one."""
     typed: bool = True
-    """Whether the type of policy is known."""
+    """Whether the type that a flag names is known."""
 
     def read(self, words: deque[str]) -> None:
         """Put the value of each flag into the content, and describe those that are unknown or have none."""
-        self._choose_policy(chosen_type(list(words)))
+        self._choose_class(chosen_type(self.cls, list(words)))
         refused: Mapping[str, str] = getattr(self.cls, "REFUSED_FLAGS", {})
         further: str = getattr(self.cls, "FURTHER_ARGUMENT", "")
         free = [setting for setting in self.settings.values() if setting.positional]
@@ -147,7 +154,7 @@ class _Line:
                 if free and bare and further:
                     self.errors += [f"{word}: {further}"] if len(bare) == 1 else []
                 elif not free or (bare and not takes_many(free[0].kind)):
-                    self.errors.append(_misplaced(word, flag, list(flags)))
+                    self.errors.append(self._misplaced(word, flag))
                 bare.append(word)
                 continue
             flag, equals, text = word.partition("=")
@@ -160,76 +167,108 @@ class _Line:
                 self._put(off[name], False)
                 words.extendleft(reversed(values))
             elif setting is None:
-                if self.typed or not name.startswith("--policy.") or name[2:] in FOREIGN:
+                if self._is_known_group(name):
                     self.errors.append(self._unknown(flag, list(flags)))
             elif why := refused.get(setting.path):
                 self.errors.append(f"{flag}: has no effect here: {why}")
-            elif setting.item is SourceConfig and setting.path in self.paths:
-                self.errors.append(f"{flag}: {_TWICE}")
-            elif setting.item is SourceConfig and values and self.new:
-                self._put(setting, values)
-            elif setting.item is SourceConfig and not self.new:
-                self.errors.append(f"{flag}: a run keeps the sources it was started with; start a new run for others")
-            elif setting.item is SourceConfig:
-                self.errors.append(f"{flag}: no value follows it; give globs in quotes, or a list file in CSV")
-            elif setting.item is not None:
-                self.errors.append(f"{flag}: a list, which only a settings file can set")
             else:
                 try:
-                    value = shape(setting.kind, values)
-                    if setting.path in self.paths:
-                        value = _joined(setting, value, self.content)
-                    self._put(setting, value)
+                    self._put(setting, self._value(setting, values))
                 except ValueError as error:
                     self.errors.append(f"{flag}: {error}")
         if bare and free:
             _insert(self.content, free[0].path, bare if takes_many(free[0].kind) else bare[0])
 
-    def _choose_policy(self, kind: str) -> None:
-        """Fill `settings`, with those of the policy that a flag or else the file names; another type starts anew."""
-        policy = get_type_hints(self.cls).get("policy")
+    def _choose_class(self, kind: str) -> None:
+        """Fill `settings`, with those of the `Union` that a flag or else the file names.
+
+        The settings of another type than the file's start anew.
+        """
         chosen = None
-        if is_policy(policy):
-            base: Any = policy
-            make: Any = next(entry for entry in fields(self.cls) if entry.name == "policy").default_factory
-            group = self.content.setdefault("policy", {"type": make().type})
-            chosen = base.select(group)
+        if (union := union_of(self.cls)) is not None:
+            self.group, base = union
+            make: Any = next(entry for entry in fields(self.cls) if entry.name == self.group).default_factory
+            values = self.content.setdefault(self.group, {"type": make().type})
+            chosen = base.select(values)
             try:
-                kind = name_by_hand(kind)
+                kind = base.by_hand(kind)
                 named = base.select({"type": kind}) if kind else chosen
-                if named is not chosen or (is_code(kind) and kind != pin(group["type"])):
+                if named is not chosen or (kind and not base.is_same(kind, values.get("type", ""))):
                     chosen = named
-                    self.content["policy"] = {}
+                    self.content[self.group] = {}
             except ValueError as error:
-                self.errors.append(f"--policy.type: {error}")
+                self.errors.append(f"{type_flag(self.group)}: {error}")
                 self.typed = False
         self.settings = {setting.path: setting for setting in list_settings(self.cls, chosen)}
 
+    def _value(self, setting: Setting, words: list[str]) -> Any:
+        """Return the words of a flag as a file would hold them, joined with those that were given before.
+
+        Raises:
+            ValueError: they are no value of this setting.
+        """
+        if setting.item is not None:
+            if not isinstance(setting.item, FromWords):
+                raise ValueError("a list, which only a settings file can set")
+            if setting.path in self.paths:
+                raise ValueError(_TWICE)
+            return setting.item.from_words(words, new=self.new)
+        value = shape(setting.kind, words)
+        return _joined(setting, value, self.content) if setting.path in self.paths else value
+
     def _put(self, setting: Setting, value: Any) -> None:
-        if setting.path == "policy.type" and not self.typed:
+        if setting.path == f"{self.group}.type" and not self.typed:
             return
-        if setting.is_code:
-            name_by_hand(value)
+        if setting.by_hand is not None:
+            setting.by_hand.act(value)
         _insert(self.content, setting.path, value)
         self.paths.add(setting.path)
 
     def _unknown(self, flag: str, flags: list[str]) -> str:
         """Describe an unknown flag: its equivalent here, the policy that has it, or the nearest name."""
-        name, trains = flag.lstrip("-").replace("_", "-"), TRAINS in flags
-        if trains and (ours := equivalent(name.removeprefix("no-"))):
+        name = flag.lstrip("-").replace("_", "-")
+        others = other_names(self.cls)
+        if others and (ours := others.equivalent(name.removeprefix("no-"))):
             return f"{flag}: unknown setting; here it is {ours}"
         if whole := self._mapping_of(name):
             key = flag.lstrip("-")[len(whole.path) + 1 :]
             return f"{flag}: unknown setting; a value of this mapping is given as {flag_of(whole.path)} {key} VALUE"
-        if "--policy.type" in flags and (types := _types_with(name)):
-            return f"{flag}: a setting of the policy types {', '.join(types)}: add --policy.type {types[0]}"
-        foreign = [f"--{other}" for other in FOREIGN] if trains else []
+        if types := self._types_with(name):
+            wanted = f"{self.group} types {', '.join(types)}: add {type_flag(self.group)} {types[0]}"
+            return f"{flag}: a setting of the {wanted}"
+        foreign = [f"--{other}" for other in others.names()] if others else []
         close = difflib.get_close_matches(f"--{name}", [*foreign, *flags], n=1, cutoff=0.85)
-        if close and close[0] not in flags:
-            return f"{flag}: unknown setting; {close[0]} of another trainer is here {FOREIGN[close[0][2:]]}"
+        if others and close and close[0] not in flags:
+            ours = others.equivalent(close[0][2:])
+            return f"{flag}: unknown setting; {close[0]} of another trainer is here {ours}"
         close = difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=0.65)
         close = close or [candidate for candidate in flags if candidate.rpartition(".")[2] == name][:1]
         return f"{flag}: unknown setting; " + (f"did you mean {close[0]}?" if close else "--help lists all")
+
+    def _is_known_group(self, name: str) -> bool:
+        """Return whether an unknown flag deserves a message: not one of a group of unknown type."""
+        others = other_names(self.cls)
+        is_inside = name.startswith(f"{flag_of(self.group)}.")
+        return self.typed or not is_inside or (others is not None and name[2:] in others.names())
+
+    def _types_with(self, name: str) -> list[str]:
+        """Return the types of the `Union` that have the setting of an unknown flag."""
+        group, _, setting = name.partition(".")
+        setting = setting.partition(".")[0]
+        union = union_of(self.cls)
+        if union is None or group != self.group or setting == "type":
+            return []
+        types: list[str] = union[1].types_with(setting)
+        return types
+
+    def _misplaced(self, word: str, flag: str) -> str:
+        """Describe a word that no setting takes; `flag` is the flag before it."""
+        others = other_names(self.cls)
+        if others is not None and (message := others.misplaced(word)):
+            return message
+        if flag:
+            return f"{flag}: takes no value but true or false, not {word}"
+        return f"{word}: unexpected argument; settings are --name value"
 
     def _mapping_of(self, name: str) -> Setting | None:
         """Return the setting with names and values in which the unknown `name` would be one; None without."""
@@ -306,35 +345,3 @@ def _insert(content: dict[str, Any], path: str, value: Any) -> None:
     for group in groups:
         content = content.setdefault(group, {})
     content[name] = value
-
-
-def _types_with(name: str) -> list[str]:
-    """Return the built-in policy types that have the setting `policy.NAME`."""
-    group, _, setting = name.partition(".")
-    setting = setting.partition(".")[0]
-    if group != "policy" or setting == "type":
-        return []
-    types = {kind: fields(policy_type(kind).settings) for kind in BUILT_IN}
-    return [kind for kind, owned in types.items() if setting in {entry.name.replace("_", "-") for entry in owned}]
-
-
-def _misplaced(word: str, flag: str, flags: list[str]) -> str:
-    """Describe a word that no setting takes; `flag` is the flag before it."""
-    name, override, _ = word.partition("=")
-    if TRAINS in flags:
-        path = Path(word)
-        if override and (ours := equivalent(name)):
-            return f"{name}: unknown setting; here it is {ours}"
-        if (path / "meta").is_dir():
-            return f"{word}: this is a dataset; did you mean --data.root {word}?"
-        if (path / "checkpoints").is_dir():
-            return f"{word}: this is a run; did you mean understudy resume {word}?"
-        if path.suffix in SUFFIXES:
-            return f"{word}: a settings file comes before the flags, and there is one"
-        if path.suffix:
-            return f"{word}: settings files end in {', '.join(SUFFIXES)}"
-        if "/" in word or path.exists():
-            return f"{word}: not a settings file ({', '.join(SUFFIXES)}); a dataset is given as --data.root {word}"
-    if flag:
-        return f"{flag}: takes no value but true or false, not {word}"
-    return f"{word}: unexpected argument; settings are --name value"

@@ -18,8 +18,8 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from understudy.config.declare import POSITIONAL
+from understudy.config.hooks import is_union
 from understudy.errors import with_addresses
-from understudy.policies.registry import PolicySettings, type_names
 
 COLUMN = 30
 """Column at which the meanings begin; a longer flag has a separate line."""
@@ -93,8 +93,9 @@ def groups(cls: type, default: Any = None, name: str = "") -> Iterator[Group]:
             markers = getattr(hints[setting.name], "__metadata__", ())
             positional = POSITIONAL in markers
             text, kind = texts.get(setting.name, ""), get_type_hints(cls)[setting.name]
-            if issubclass(cls, PolicySettings) and setting.name == "type":
-                kind = Literal[tuple(type_names())]
+            if is_union(cls) and setting.name == "type":
+                union: Any = cls
+                kind = Literal[tuple(union.types())]
                 text = f"{text} The settings of another one: --{prefix}type NAME --help."
             plain.append(Setting(f"{prefix}{setting.name}", kind, text, value, positional))
     yield Group(name, with_addresses(" ".join(inspect.cleandoc(cls.__doc__ or "").split())), plain)

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 from understudy.config.files import read_file
-from understudy.config.foreign import equivalent
 from understudy.config.help import OTHER_TYPE, expected, flag_of, item_class, members, nearest_choice
-from understudy.config.source_lists import expand_settings
+from understudy.config.hooks import OtherNames, expanded, other_names
 from understudy.config.values import Misfit, find_misfits, selected, type_hints, with_ids
 from understudy.credentials import remember_credentials
 from understudy.errors import ConfigError
@@ -56,7 +55,7 @@ def validate(
     content = {**content, **{name: None for name in getattr(cls, "UNCAPPED", ()) if str(content.get(name)) == "-1"}}
     content, misfits = with_ids(cls, content)
     misfits += find_misfits(cls, content)
-    lines = [*_unknown_names(cls, content), *_unwritable(content)]
+    lines = [*_unknown_names(cls, content, other_names(cls)), *_unwritable(content)]
     for misfit in misfits:
         label = _label(misfit.path, flags)
         lines.append(f"{label}: {misfit.rule or _other_type(misfit.kind, label, misfit.value)}")
@@ -82,15 +81,15 @@ def _adapter(cls: Any) -> Any:
 def validate_new(
     cls: type[T], content: Record, where: object = None, fresh: bool = True, flags: Collection[str] = ()
 ) -> T:
-    """`validate` the settings of a new run: missing names take the defaults that its policy brings (`run_defaults`).
+    """`validate` the settings of a new run: missing names take the defaults of its `run_defaults`.
 
-    Globs and list files in `data.sources` are expanded (`source_lists.py`).
+    Short forms are written out (`Expands`).
 
     Raises:
         ConfigError: as in `validate`.
         MissingExtraError: the defaults are those of a package that is not installed.
     """
-    content = expand_settings(content, where)
+    content = expanded(cls, content, where)
     config = validate(cls, content, where, fresh, flags=flags)
     for _ in range(2):  # the schedule follows from the steps, which may be brought, too
         if brought := run_defaults(config):
@@ -99,7 +98,7 @@ def validate_new(
 
 
 def run_defaults(config: Any) -> dict[str, Any]:
-    """Return the defaults that the policy of `config` brings; empty for settings without a policy."""
+    """Return the defaults that follow from other settings of `config`; empty for a class without such."""
     return config.run_defaults() if hasattr(config, "run_defaults") else {}
 
 
@@ -297,44 +296,61 @@ def _unwritable(content: Any, path: str = "") -> Iterator[str]:
         yield f"{path}: {content!r} contains the character NUL"
 
 
-def _of_other_tools(path: str, value: Any) -> list[str]:
-    """One line for a name of another trainer, or for each such name in a group that is unknown here."""
-    if ours := equivalent(path):
+def _of_other_tools(path: str, value: Any, others: OtherNames | None) -> list[str]:
+    """One line for a name that `others` know, or for each such name in a group that is unknown here."""
+    if others is None:
+        return []
+    if ours := others.equivalent(path):
         return [f"{path}: unknown name; here it is {ours}"]
-    inside = value.items() if isinstance(value, Mapping) else ()
-    return [line for name, item in inside for line in _of_other_tools(f"{path}.{name}", item)]
+    lines = list[str]()
+    for name, item in value.items() if isinstance(value, Mapping) else ():
+        lines += _of_other_tools(f"{path}.{name}", item, others)
+    return lines
 
 
-def _unknown_names(cls: type, content: Record, prefix: str = "") -> Iterator[str]:
+def _unknown_names(
+    cls: type,
+    content: Record,
+    others: OtherNames | None,
+    prefix: str = "",
+) -> Iterator[str]:
     """One line for each unknown name: pydantic ignores them, and a misspelt setting would silently be its default."""
     hints = type_hints(cls)
     field_names = [field.name for field in fields(cls)]
     for name, value in content.items():
         if name not in field_names:
-            if ours := _of_other_tools(f"{prefix}{name}", value):
+            if ours := _of_other_tools(f"{prefix}{name}", value, others):
                 yield from ours
                 continue
             close = difflib.get_close_matches(str(name), field_names, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(field_names)}"
             yield f"{prefix}{name}: unknown name; {hint}"
         else:
-            yield from _unknown_inside(hints[name], value, f"{prefix}{name}")
+            yield from _unknown_inside(hints[name], value, f"{prefix}{name}", others)
 
 
-def _unknown_inside(kind: Any, value: Any, path: str) -> Iterator[str]:
+def _unknown_inside(
+    kind: Any,
+    value: Any,
+    path: str,
+    others: OtherNames | None,
+) -> Iterator[str]:
     """One line for each unknown name in a value of the type `kind`: a dataclass, or a union or collection of some."""
     if isinstance(kind, type) and is_dataclass(kind):
         if isinstance(value, Mapping):
             cls = selected(kind, value)
-            yield from _of_other_tools(path, value) if cls is None else _unknown_names(cls, value, f"{path}.")
+            if cls is None:
+                yield from _of_other_tools(path, value, others)
+            else:
+                yield from _unknown_names(cls, value, others, f"{path}.")
         return
     for member in members(kind):
         origin, inner = get_origin(member), get_args(member)
         if is_dataclass(member):
-            yield from _unknown_inside(member, value, path)
+            yield from _unknown_inside(member, value, path, others)
         elif isinstance(value, Mapping) and isinstance(origin, type) and issubclass(origin, Mapping) and inner:
             for name, item in value.items():
-                yield from _unknown_inside(inner[1], item, f"{path}.{name}")
+                yield from _unknown_inside(inner[1], item, f"{path}.{name}", others)
         elif isinstance(value, list) and origin is tuple:
             for number, item in enumerate(value):
-                yield from _unknown_inside(inner[0], item, f"{path}.{number}")
+                yield from _unknown_inside(inner[0], item, f"{path}.{number}", others)

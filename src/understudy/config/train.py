@@ -24,11 +24,14 @@ from understudy.config.declare import (
     Share,
     Steps,
 )
+from understudy.config.hints import TRAINER_NAMES
+from understudy.config.hooks import OtherNames
 from understudy.config.limits import LOADER_THREADS, THREADS, too_many
 from understudy.config.lora import LoraConfig
 from understudy.config.on_resume import COMPUTED, DATA, FROM_HERE, NO_EFFECT, ROUNDING, SAMPLES, Fixed, OnResume
 from understudy.config.rollout import RolloutEvery
 from understudy.policies.registry import PolicySettings, policy_type
+from understudy.records import Record
 
 Mode = Literal["policy", "forward_dynamics", "inverse_dynamics"]
 
@@ -202,6 +205,7 @@ class LogConfig:
 class TrainConfig:
     """A training run. Everything it consumes is a function of these settings and the dataset."""
 
+    OTHER_NAMES: ClassVar[OtherNames] = TRAINER_NAMES
     UNCAPPED: ClassVar[tuple[str, ...]] = ("max_num_tokens", "max_samples")
     """Limits for which -1 is none."""
 
@@ -289,6 +293,13 @@ class TrainConfig:
     torch_threads: Annotated[Count, ROUNDING] = 1
     """Threads of torch's arithmetic. More than one can cost a factor of a hundred on a busy machine, and another number
     may round sums differently."""
+
+    @staticmethod
+    def expanded(content: Record, where: object = None) -> Record:
+        """Return settings in which `data.sources` has an entry for each dataset (`source_lists.py`)."""
+        from understudy.config.source_lists import expand_settings
+
+        return expand_settings(content, where)
 
     def resolved(self) -> "TrainConfig":
         """Fill in defaults that depend on other settings, so that changing those later changes nothing else."""

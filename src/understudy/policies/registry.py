@@ -38,7 +38,7 @@ from understudy.batch_keys import ACTION, STATE
 from understudy.checksums import ChecksumError, check_checksums
 from understudy.entry_points import find_entry_points
 from understudy.errors import ConfigError
-from understudy.policies.own_code.types import import_type, is_code, pin
+from understudy.policies.own_code.types import import_type, is_code, name_by_hand, pin
 from understudy.records import Record
 
 GROUP = "understudy.policies"
@@ -275,6 +275,32 @@ class PolicySettings:
             ValueError: there is no such type.
         """
         return policy_type(pin(stored_type(values))).settings
+
+    @classmethod
+    def by_hand(cls, word: str) -> str:
+        """Return the type that a user names now, as it is stored, and trust its code from here on.
+
+        Raises:
+            ValueError: its file cannot be read, or is not the one of the given checksum.
+        """
+        return name_by_hand(word)
+
+    @classmethod
+    def is_same(cls, kind: str, stored: str) -> bool:
+        """Return whether a stored type is `kind`, where both have the same settings class."""
+        return not is_code(kind) or kind == pin(stored)
+
+    @classmethod
+    def types(cls) -> list[str]:
+        """Return the names of all types, without importing one."""
+        return type_names()
+
+    @classmethod
+    def types_with(cls, setting: str) -> list[str]:
+        """Return the built-in types whose settings have a name, spelled as in a flag."""
+        owned = {kind: fields(policy_type(kind).settings) for kind in BUILT_IN}
+        names = {kind: {entry.name.replace("_", "-") for entry in own} for kind, own in owned.items()}
+        return [kind for kind in names if setting in names[kind]]
 
     @classmethod
     def from_mapping(cls, stored: Record) -> Self:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from understudy.atomic import write_text
-from understudy.config.declare import Code, Ge, Interval
+from understudy.config.declare import ByHand, Ge, Interval
 from understudy.config.schema import plain
 from understudy.envs.gymnasium_options import GymnasiumOptions
 from understudy.errors import ConfigError
 from understudy.plural import plural
+from understudy.policies.own_code.types import name_by_hand
 from understudy.progress import Progress
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class RecordConfig:
     (`policy.history`), `metaworld` (extra `sim`), `libero_spatial`, `_object`, `_goal`, `_10` or `_90`
     (extra `libero`), `gymnasium:ID` (extra `gymnasium`), or that of another package."""
     gymnasium: GymnasiumOptions = field(default_factory=GymnasiumOptions)
-    expert: Code[str] = ""
+    expert: Annotated[str, ByHand(name_by_hand)] = ""
     """Your scripted expert, `FILE.py:FUNCTION`, for an environment without one: (`Env`, observation) -> action.
     `gymnasium:ID` and `libero_*` have the simulator as `env.unwrapped`."""
     tasks: tuple[str, ...] = ()
