@@ -120,3 +120,38 @@ def test_listing_is_cheap() -> None:
     code += "print('importlib.metadata' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_source_tree_has_the_entry_points_of_its_pyproject(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("understudy.entry_points.TREE", site)
+    monkeypatch.setattr(sys, "path", [str(site)])
+    assert find_entry_points(GROUP) == {}
+    table = f'[project.entry-points."{GROUP}"]\nball = "toys_tree:Ball"\n'
+    (site / "pyproject.toml").write_text(f'[project]\nname = "another"\n{table}')
+    assert find_entry_points(GROUP) == {}
+    (site / "tree").mkdir()
+    monkeypatch.setattr("understudy.entry_points.TREE", site / "tree")
+    (site / "tree/pyproject.toml").write_text(f'[project]\nname = "understudy"\n{table}')
+    (found,) = find_entry_points(GROUP).values()
+    assert (found.name, found.target) == ("ball", "toys_tree:Ball")
+    install(site, "understudy-0", "[console_scripts]\nunderstudy = toys_tree:main\n")  # an older one
+    assert list(find_entry_points(GROUP)) == ["ball"]
+    install(site, "other-1", f"[{GROUP}]\nkite = toys_other:Kite\n")
+    assert list(find_entry_points(GROUP)) == ["ball", "kite"]
+    install(site, "rival-1", f"[{GROUP}]\nball = toys_rival:Ball\n")
+    with pytest.raises(EntryPointError, match="rival 1"):
+        find_entry_points(GROUP)["ball"].load()
+
+
+def test_an_installed_distribution_is_read_in_place_of_its_source_tree(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = site / "tree"
+    tree.mkdir()
+    monkeypatch.setattr("understudy.entry_points.TREE", tree)
+    monkeypatch.setattr(sys, "path", [str(site)])
+    table = f'[project.entry-points."{GROUP}"]\nball = "toys_tree:Ball"\n'
+    (tree / "pyproject.toml").write_text(f'[project]\nname = "understudy"\n{table}')
+    install(site, "understudy-1", f"[{GROUP}]\nkite = toys_understudy:Kite\n")
+    (found,) = find_entry_points(GROUP).values()
+    assert (found.name, found.target) == ("kite", "toys_understudy:Kite")

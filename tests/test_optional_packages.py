@@ -214,7 +214,7 @@ def test_missing_package_of_no_extra_keeps_its_traceback() -> None:
     code = (
         """
 import understudy.cli.data.record as tool
-def broken(config):
+def broken(config: tool.RecordConfig):
     import nowhere_to_be_found
 tool.record = broken
 """

@@ -49,7 +49,7 @@ def run(*arguments: object) -> int:
 
 def replace_command(monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException) -> None:
     """Let the function of a command raise `error`."""
-    function = main.COMMANDS[name].function()
+    function = main.find_commands()[name].function
 
     @wraps(function)
     def fails(_: object) -> int:
@@ -353,7 +353,7 @@ def test_list_flag_without_values_is_refused(
     ],
 )
 def test_booleans_take_true_and_false(words: list[str], values: tuple[bool, bool]) -> None:
-    found = parse("train", TrainConfig, "[FILE]", ["--data.root", "there", *words], launchable=True)
+    found = parse("train", TrainConfig, commands.COMMANDS["train"], ["--data.root", "there", *words])
     assert (found.checkpoint.async_save, found.compile) == values
 
 
@@ -361,7 +361,7 @@ def test_booleans_of_another_policy_take_true_and_false() -> None:
     for value in ("true", "false"):
         words = ["--data.root", "there", "--policy.type", "pi05", "--policy.state-history", value]
         words += ["--policy.history", "0.1"]
-        assert parse("train", TrainConfig, "[FILE]", words, launchable=True).policy.state_history == (value == "true")
+        assert parse("train", TrainConfig, commands.COMMANDS["train"], words).policy.state_history == (value == "true")
 
 
 @pytest.mark.long
@@ -463,7 +463,9 @@ def test_full_device_is_one_line_with_settings(
     assert all(setting in output for setting in settings)
     for setting in settings:
         assert setting in {
-            own.flag().split()[0] for group in groups(main.COMMANDS[command].settings_class()) for own in group.settings
+            own.flag().split()[0]
+            for group in groups(main.find_commands()[command].settings_class)
+            for own in group.settings
         }
 
 
@@ -510,7 +512,7 @@ def test_exit_codes_of_external_errors(
 def test_sigterm_ends_a_command_after_its_cleanup(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    function = main.COMMANDS[name].function()
+    function = main.find_commands()[name].function
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # a default handler would end the tests
 
@@ -534,7 +536,7 @@ def test_sigterm_ends_a_command_after_its_cleanup(
 )
 def test_an_image_size_of_one_number_is_a_square(words: list[str], size: tuple[int, int]) -> None:
     arguments = ["--data.root", "there", "--policy.image-size", *words]
-    found = parse("train", TrainConfig, "[FILE]", arguments, launchable=True)
+    found = parse("train", TrainConfig, commands.COMMANDS["train"], arguments)
     assert found.policy.image_size == size
 
 
@@ -556,7 +558,8 @@ def test_flag_replaces_a_mapping_of_the_file(
 
 
 def test_an_image_size_that_is_one_number_stays_one() -> None:
-    found = parse("record", RecordConfig, "", ["--output-dir", "there", "--image-size", "48"], launchable=False)
+    words = ["--output-dir", "there", "--image-size", "48"]
+    found = parse("record", RecordConfig, commands.Command(), words)
     assert found.image_size == 48
 
 

@@ -82,7 +82,7 @@ def test_format_groups_fits_the_terminal(columns: int, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("name", sorted(main.COMMANDS))
 def test_every_setting_of_a_command_has_a_meaning(name: str) -> None:
-    for group in help.groups(main.COMMANDS[name].settings_class()):
+    for group in help.groups(main.find_commands()[name].settings_class):
         assert group.text
         for own in group.settings:
             assert own.text.endswith("."), own.path

@@ -71,9 +71,7 @@ def test_help_names_whole_addresses(
     calls += [["train", "--policy.type", kind] for kind in BUILT_IN if not kind.startswith("lerobot")]
     for words in calls if columns == 80 else [["train"], ["edit"]]:
         with pytest.raises(SystemExit):
-            main._run(words[0], [*words[1:], "--help"], False) if words[0] in COMMANDS else main.main(
-                [*words, "--help"]
-            )
+            main.main([*words, "--help"])
         printed = capsys.readouterr().out
         assert len(printed) > 100
         assert FILE.findall(printed.replace("README.md", "").replace(f"{DOCUMENTATION}/", "https://x/main/docs/")) == []

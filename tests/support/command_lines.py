@@ -18,8 +18,8 @@ import yaml
 
 from support.docs import ROOT, blocks
 from understudy.cli import main
-from understudy.cli.commands import COMMANDS
-from understudy.cli.help_texts import GENERAL, LAUNCH
+from understudy.cli.commands import COMMANDS, find_commands
+from understudy.cli.help_texts import LAUNCH, general
 from understudy.config.files import SUFFIXES, read_file
 from understudy.config.flags import Setting, list_settings, read_flags
 from understudy.config.foreign import FOREIGN
@@ -76,7 +76,7 @@ PROSE = {"--name", "--setting", "--policy.hidden"}
 @cache
 def flags_of(name: str) -> dict[str, list[tuple[Setting, str]]]:
     """Flags of a command, negations too -> settings and the type of policy that has each, "" for every one."""
-    cls = COMMANDS[name].settings_class()
+    cls = find_commands()[name].settings_class
     found: dict[str, list[tuple[Setting, str]]] = {}
     has_policy = any(setting.path == "policy.type" for setting in list_settings(cls))
     for kind in ("", *(BUILT_IN if has_policy else ())):
@@ -105,8 +105,9 @@ def foreign_flags() -> set[str]:
 @cache
 def own_flags() -> set[str]:
     """Flags of every command."""
-    general = [name for entry, _ in (*GENERAL, LAUNCH) for name in re.findall(r"--[\w-]+", entry)]
-    return {*general, "--version", "--verbose", *(flag for name in COMMANDS for flag in flags_of(name))}
+    entries = [entry for entry, _ in (*general(), LAUNCH)]
+    named = re.findall(r"--[\w-]+", " ".join(entries))
+    return {*named, "--version", "--verbose", *(flag for name in COMMANDS for flag in flags_of(name))}
 
 
 def choices_of(setting: Setting) -> list[str]:
@@ -124,7 +125,7 @@ def candidates(setting: Setting, words: Sequence[str]) -> Iterator[list[str]]:
 
 def fill(name: str, words: Sequence[str], kind: str, whole: bool) -> list[str]:
     """Words of a command with values that fit in place of placeholders, and of those that a text leaves out."""
-    cls, filled, rest = COMMANDS[name].settings_class(), list[str](), list(words)
+    cls, filled, rest = find_commands()[name].settings_class, list[str](), list(words)
     flags = flags_of(name)
     free = next((entry for entry in list_settings(cls) if entry.positional and choices_of(entry)), None)
     while rest:
@@ -203,6 +204,7 @@ def refusal(words: Sequence[str], folder: Path = ROOT, whole: bool = False) -> s
             else main._unknown(" ".join(words[:1]))
         )
     command, rest = COMMANDS[name], words[len(name.split()) :]
+    cls = find_commands()[name].settings_class
     if "--launch" in rest:
         if not command.launchable:
             return f"{name}: --launch: not of this command"
@@ -213,20 +215,18 @@ def refusal(words: Sequence[str], folder: Path = ROOT, whole: bool = False) -> s
     rest = main.take_option(rest, "--policy-code")[1]
     rest = [word for word in rest if word not in ("--help", "-h", "--print-config", "--debug")]
     content, kinds = _content(name, command.argument, rest, folder, whole)
-    messages = [_refusal(command.settings_class(), fill(name, rest, kinds[0], whole), content, whole)]
+    messages = [_refusal(cls, fill(name, rest, kinds[0], whole), content, whole)]
     for kind in kinds[1:]:
         if not messages[-1]:
             return ""
         policy = {"type": kind}
-        messages.append(
-            _refusal(command.settings_class(), fill(name, rest, kind, whole), {**content, "policy": policy}, whole)
-        )
+        messages.append(_refusal(cls, fill(name, rest, kind, whole), {**content, "policy": policy}, whole))
     return "" if not messages[-1] else messages[0]
 
 
 def _content(name: str, argument: str, rest: list[str], folder: Path, whole: bool) -> tuple[dict[str, Any], list[str]]:
     """Settings of the file or run that a command names, which leaves `rest`, and the types of policy it may have."""
-    paths = {setting.path for setting in list_settings(COMMANDS[name].settings_class())}
+    paths = {setting.path for setting in list_settings(find_commands()[name].settings_class)}
     is_training = {"data.root", "output_dir"} <= paths
     content: dict[str, Any] = {"data": {"root": "d"}, "output_dir": "run"} if is_training else {}
     if name == "resume":

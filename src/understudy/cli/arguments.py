@@ -4,10 +4,12 @@ import inspect
 import pydoc
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from understudy.cli.help_texts import EXAMPLES, GENERAL, LAUNCH, MOST_USED, POSITIONAL
+from understudy.cli.commands import Command
+from understudy.cli.help_texts import EXAMPLES, LAUNCH, MOST_USED, POSITIONAL, general
 from understudy.config import help
 from understudy.config.files import SUFFIXES, read_file
 from understudy.config.flags import chosen_type, list_settings, name_by_hand, read_flags, type_flag
@@ -17,40 +19,38 @@ from understudy.errors import ConfigError, with_addresses
 from understudy.optional_packages import MissingExtraError
 
 
-def settings(name: str, cls: type, argument: str, arguments: list[str], *, launchable: bool) -> Any:
+def settings(name: str, cls: type, command: Command, arguments: Sequence[str]) -> Any:
     """Parse and check the settings of a command.
 
     Args:
         name: Name of the command.
         cls: Class of its settings.
-        argument: Its positional argument (`main.Command.argument`).
+        command: Its facts.
         arguments: Words of the command line after the name.
-        launchable: Whether several processes may run it.
 
     Raises:
         ConfigError: Lists all errors, one line each.
         SystemExit: Help was requested and has been printed.
     """
     content, file, words = dict[str, Any](), None, list(arguments)
-    new, helped = name != "resume", bool({"-h", "--help"} & set(arguments))
+    argument, new = command.argument, command.stored is None
+    helped = bool({"-h", "--help"} & set(arguments))
     program = f"understudy {name}"
     about = with_addresses(inspect.cleandoc(cls.__doc__ or ""))
     name_by_hand(cls, words)
-    if not new and words and not words[0].startswith("-"):
-        from understudy.train.checkpoint.run_dir import resumed_settings
-
+    if command.stored is not None and words and not words[0].startswith("-"):
         program += f" {words[0]}"
-        content = plain(resumed_settings(words.pop(0)))
+        content = plain(command.stored(words.pop(0)))
         about = "Continue the run with its own settings, which are the defaults below, and these changes."
     elif not new and not helped:
-        raise ConfigError("run: required: understudy resume RUN")
+        raise ConfigError(f"{argument.lower()}: required: understudy {name} {argument}")
     elif "FILE" in argument and words and Path(words[0]).suffix in SUFFIXES:
         content = read_file(file := words.pop(0))
     elif argument:
         program += f" {argument}"
         if not new:
             about = "Continue the run with its own settings and these changes. The defaults below are those of a new "
-            about += "run: `understudy resume RUN --help` shows the run's own."
+            about += f"run: `understudy {name} {argument} --help` shows the run's own."
     if not helped:
         return complete(read_flags(cls, words, content, file, new=new))
     named, union = chosen_type(cls, words), union_of(cls)
@@ -61,12 +61,19 @@ def settings(name: str, cls: type, argument: str, arguments: list[str], *, launc
         default = read_flags(cls, kind, content, file, new=False)
         about += f" The policy brings other defaults than those below, but {error}."
     paged = sys.stdin.isatty() and sys.stdout.isatty()
-    _print(_help(name, cls, default, program, argument, about, launchable=launchable, paged=paged), paged)
+    _print(_help(name, cls, default, program, about, command, paged=paged), paged)
     raise SystemExit(0)
 
 
 def _help(
-    name: str, cls: type, default: Any, program: str, argument: str, about: str, *, launchable: bool, paged: bool
+    name: str,
+    cls: type,
+    default: Any,
+    program: str,
+    about: str,
+    command: Command,
+    *,
+    paged: bool,
 ) -> str:
     """Return the help of a command: argument, settings in groups, those of lists in a file, examples last.
 
@@ -79,21 +86,24 @@ def _help(
     if summarized := len(rows) > 2 * len(MOST_USED):
         place = "below" if paged else "at the end"
         parts.append(help.wrap(f"`most used`, {place}, repeats the settings that most runs need."))
+    argument, launchable = command.argument, command.launchable
     if argument:
-        parts.append("argument:\n" + help.format_rows([(argument, meaning or POSITIONAL[argument])]))
+        text = meaning or POSITIONAL.get(argument, "")
+        parts.append("argument:\n" + help.format_rows([(argument, text)]))
     parts.append(help.format_groups(groups))
     for setting in list_settings(cls):
         if setting.item is not None:
             items = help.format_items(setting.item)
             parts.append(f"In a settings file, each item of `{setting.path}` may have:\n{items}")
-    parts.append("every command:\n" + help.format_rows(GENERAL))
+    parts.append("every command:\n" + help.format_rows(general()))
     if launchable:
         parts.append("several processes:\n" + help.format_rows([LAUNCH]))
     if summarized:
         most_used = [rows[path] for path in MOST_USED if path in rows] + [LAUNCH] * launchable
         first = [(flag, help.first_sentence(text)) for flag, text in most_used]
         parts.insert(3 if paged else len(parts), "most used:\n" + help.format_rows(first))
-    parts.append("examples:\n" + "\n".join(f"  {example}" for example in EXAMPLES.get(name, ())))
+    if examples := EXAMPLES.get(name, ()):
+        parts.append("examples:\n" + "\n".join(f"  {example}" for example in examples))
     return "\n\n".join(part for part in parts if part)
 
 

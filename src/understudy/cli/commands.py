@@ -1,85 +1,240 @@
-"""The table of commands.
+"""The table of commands, and those that other packages add.
 
-It holds names only. A command's module is imported when it is called. The function imports torch and the like itself,
-after the settings are checked. So help is printed at once, and so is a typing error.
+A command is an entry point of the group `understudy.commands`: its name, with a dot for each space,
+and its function, which takes the settings and returns an exit code or None:
+
+    [project.entry-points."understudy.commands"]
+    "order.explain" = "my_package:explain"
+
+The table has what the program says of a command before it imports its module: for the list of all
+commands, and where the distribution of a command is not installed. The function imports torch and
+the like itself, after the settings are checked. So help is printed at once, and so is a typing
+error. A function of another package may carry its facts (`describe`).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, get_type_hints
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar, get_type_hints
+
+from understudy.entry_points import EntryPoint, EntryPointError, find_entry_points
+from understudy.optional_packages import MissingExtraError
+
+GROUP = "understudy.commands"
+"""Group of the entry points."""
+PIP_LINES = dict.fromkeys(("tools", "understudy", "robot", "zoo"), "pip install understudy")
+"""Distribution -> the line that installs it. One distribution has all commands so far."""
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Command:
-    """A row of the table."""
+    """What the program knows of a command."""
 
-    run: str
-    """Its function as "module:name" below `cli`. It takes the settings, and returns an exit code or None."""
-    summary: str
+    summary: str = ""
+    """The command in a few words, for the list of commands."""
     argument: str = ""
     """Positional argument: [FILE] (settings in YAML, TOML or JSON, optional), RUN, PATH or [PATH ...]."""
     launchable: bool = False
     """Whether several processes may run it together: `--launch N`, or torchrun."""
     extra: str = "train"
     """Extra to install besides the core; reading settings alone needs `train`."""
+    wheel: str = ""
+    """Distribution that it comes with, a key of `PIP_LINES`; "" for one of another package."""
+    loads_images: bool = False
+    """Whether it loads images in a separate process. Freed memory is then kept (`load/malloc.py`)."""
+    own_signals: bool = False
+    """Whether it ends at SIGTERM in a way of its own. All others end as at Ctrl-C, and remove what is
+    unfinished."""
+    ends_with: int | None = None
+    """Exit code for a signal before it has begun, that of a later one; None: the code of the signal."""
+    less_memory: str = "use a device with more free memory"
+    """What reduces its memory on the device."""
+    stored: Callable[[str], Any] | None = None
+    """For a command that continues something, as `resume`: returns the settings from which it starts,
+    which its first word names."""
 
+
+@dataclass(frozen=True)
+class Found:
+    """A command and its entry point; without one its distribution is not installed."""
+
+    name: str
+    row: Command | None
+    """Facts of the table; None for a command of another package."""
+    point: EntryPoint | None
+
+    @cached_property
     def function(self) -> Callable[[Any], int | None]:
-        """Import the function."""
-        module, name = self.run.split(":")
-        function: Callable[[Any], int | None] = getattr(import_module(f"understudy.cli.{module}"), name)
+        """Its function, imported.
+
+        Raises:
+            MissingExtraError: its distribution is not installed.
+            EntryPointError: it cannot be imported, or several packages have a command of this name.
+        """
+        if self.point is None:
+            assert self.row is not None
+            pip_line = PIP_LINES[self.row.wheel]
+            raise MissingExtraError(f"this command is not installed: {pip_line}", name=self.row.wheel)
+        function: Callable[[Any], int | None] = self.point.load()
         return function
 
+    @cached_property
     def settings_class(self) -> type:
-        """Return the class of the settings, the type of the function's argument."""
-        kind: type = next(iter(get_type_hints(self.function()).values()))
-        return kind
+        """Class of its settings, the type of the function's argument."""
+        try:
+            kinds = get_type_hints(self.function)
+            return next(kind for name, kind in kinds.items() if name != "return")
+        except (TypeError, NameError, StopIteration) as error:
+            fix = "its function takes one argument, whose type is the class of its settings"
+            raise EntryPointError(f"{self.point} is no command: {fix}") from error
+
+    @property
+    def facts(self) -> Command:
+        """Facts of the table, and those that the function carries."""
+        carried: Command = getattr(self.function, "command", Command())
+        return carried if self.row is None else replace(self.row, stored=carried.stored)
 
 
+def describe(command: Command) -> Callable[[F], F]:
+    """Let the function of a command carry its facts.
+
+    Of a command in the table of this program, `stored` alone counts.
+    """
+
+    def add(function: F) -> F:
+        function.command = command  # type: ignore[attr-defined]
+        return function
+
+    return add
+
+
+def find_commands() -> dict[str, Found]:
+    """Return all commands by name, those of the table first. Nothing is imported."""
+    points: dict[str, EntryPoint] = {}
+    for spelled, point in find_entry_points(GROUP).items():
+        name = spelled.replace(".", " ")
+        if name in points:
+            point = points[name]._replace(rivals=(*points[name].rivals, point.distribution))
+        points[name] = point
+    return {name: Found(name, COMMANDS.get(name), points.get(name)) for name in [*COMMANDS, *points]}
+
+
+def find_command(words: Sequence[str]) -> Found | None:
+    """Return the command with which a line begins; None without one."""
+    for name, found in find_commands().items():
+        if list(words[: name.count(" ") + 1]) == name.split():
+            return found
+    return None
+
+
+_LESS = (
+    "reduce it with --micro-batch-size N (fewer samples at a time, the same batch), --activation-checkpoint full "
+    "(recompute activations) or --precision bf16"
+)
 COMMANDS = {
-    "demo": Command("demo:demo", "the whole job in minutes, on a simulated table", "[FILE]", extra="demo"),
-    "record": Command("data.record:record", "record demonstrations of a scripted expert", "[FILE]"),
-    "train": Command("runs:train", "train a policy", "[FILE]", launchable=True),
-    "resume": Command("runs:resume", "continue at the exact next sample", "RUN", launchable=True),
-    "validate": Command("runs:validate", "validation loss per norm head, source and task", "RUN", launchable=True),
-    "plan": Command("plan:plan", "memory of a run per GPU, before it is started", "[FILE]"),
-    "profile": Command("profile:profile", "time and memory of a training step", "[FILE]", launchable=True),
-    "rollout": Command("rollout:rollout", "success per task, simulated", "RUN"),
-    "export": Command("runs:export", "a run's policy, as a robot loads it", "RUN"),
-    "push": Command("hub:push", "publish a policy, run or dataset on the hub", "PATH"),
-    "pull": Command("hub:pull", "fetch a policy, run or dataset from the hub", "PATH"),
-    "serve": Command("serve:serve", "a policy for robots, over a websocket", "POLICY", extra="serve"),
+    "demo": Command(
+        "the whole job in minutes, on a simulated table",
+        "[FILE]",
+        extra="demo",
+        wheel="robot",
+        loads_images=True,
+    ),
+    "record": Command("record demonstrations of a scripted expert", "[FILE]", wheel="robot"),
+    "train": Command(
+        "train a policy",
+        "[FILE]",
+        launchable=True,
+        wheel="understudy",
+        loads_images=True,
+        own_signals=True,
+        ends_with=75,
+        less_memory=_LESS,
+    ),
+    "resume": Command(
+        "continue at the exact next sample",
+        "RUN",
+        launchable=True,
+        wheel="understudy",
+        loads_images=True,
+        own_signals=True,
+        ends_with=75,
+        less_memory=_LESS,
+    ),
+    "validate": Command(
+        "validation loss per norm head, source and task",
+        "RUN",
+        launchable=True,
+        wheel="understudy",
+        loads_images=True,
+    ),
+    "plan": Command("memory of a run per GPU, before it is started", "[FILE]", wheel="understudy"),
+    "profile": Command(
+        "time and memory of a training step",
+        "[FILE]",
+        launchable=True,
+        wheel="understudy",
+        loads_images=True,
+        less_memory=_LESS,
+    ),
+    "rollout": Command(
+        "success per task, simulated",
+        "RUN",
+        wheel="robot",
+        less_memory="reduce it with --num-envs N (fewer environments at a time)",
+    ),
+    "export": Command("a run's policy, as a robot loads it", "RUN", wheel="understudy"),
+    "push": Command("publish a policy, run or dataset on the hub", "PATH", wheel="tools"),
+    "pull": Command("fetch a policy, run or dataset from the hub", "PATH", wheel="tools"),
+    "serve": Command(
+        "a policy for robots, over a websocket",
+        "POLICY",
+        extra="serve",
+        wheel="robot",
+        own_signals=True,
+    ),
     "replay": Command(
-        "replay:replay", "a recorded episode through the server, and open-loop validation", "RUN", extra="serve"
+        "a recorded episode through the server, and open-loop validation",
+        "RUN",
+        extra="serve",
+        wheel="robot",
     ),
-    "contract": Command("contract:contract", "a contract, or the contradictions between two", "PATH [PATH]"),
-    "why": Command("why:why", "why a policy does not grasp, of a trace", "[POLICY] TRACE"),
-    "report": Command("runs:report", "a run's report.html again, or which of several runs is better", "RUN [RUN ...]"),
-    "score": Command("data.score:score", "values and advantages of a dataset's frames", "RUN DATA OUT"),
+    "contract": Command("a contract, or the contradictions between two", "PATH [PATH]", wheel="robot"),
+    "why": Command("why a policy does not grasp, of a trace", "[POLICY] TRACE", wheel="robot"),
+    "report": Command(
+        "a run's report.html again, or which of several runs is better",
+        "RUN [RUN ...]",
+        wheel="understudy",
+    ),
+    "score": Command("values and advantages of a dataset's frames", "RUN DATA OUT", wheel="zoo"),
     "import": Command(
-        "data.importing:import_", "bags, HDF5 and Zarr files as a LeRobot dataset", "[PATH ...]", extra="import"
+        "bags, HDF5 and Zarr files as a LeRobot dataset",
+        "[PATH ...]",
+        extra="import",
+        wheel="tools",
     ),
-    "check": Command("data.check:check", "contents and faults of a dataset", "PATH"),
-    "view": Command("data.view:view", "look through episodes in a browser", "PATH"),
-    "edit": Command("data.edit:edit", "select, merge, change or transcode datasets", "[PATH ...]"),
-    "publish": Command("data.publish:publish", "append the recordings of several writers", "PATH [PATH ...]"),
-    "segment": Command("data.edit:segment", "cut episodes into segments", "[PATH ...]"),
-    "ranges": Command("data.ranges:ranges", "find the frames in which a robot moves", "PATH"),
-    "select": Command(
-        "data.select:select", "save a selection of a dataset as a view, or list its views", "PATH [NAME]"
+    "check": Command("contents and faults of a dataset", "PATH", wheel="tools"),
+    "view": Command("look through episodes in a browser", "PATH", wheel="tools"),
+    "edit": Command("select, merge, change or transcode datasets", "[PATH ...]", wheel="tools"),
+    "publish": Command("append the recordings of several writers", "PATH [PATH ...]", wheel="tools"),
+    "segment": Command("cut episodes into segments", "[PATH ...]", wheel="tools"),
+    "ranges": Command("find the frames in which a robot moves", "PATH", wheel="tools"),
+    "select": Command("save a selection of a dataset as a view, or list its views", "PATH [NAME]", wheel="tools"),
+    "bench": Command(
+        "loading speed of a dataset, and of its codec",
+        "PATH",
+        launchable=True,
+        wheel="understudy",
+        loads_images=True,
     ),
-    "bench": Command("bench.bench:bench", "loading speed of a dataset, and of its codec", "PATH", launchable=True),
-    "statistics": Command(
-        "data.prepare:prepare_statistics", "the statistics of a run's data, before it starts", "[FILE]"
-    ),
-    "fast fit": Command("data.prepare:fit_fast", "fit action tokens (FAST) to a dataset", "[FILE]"),
-    "tokenizer fit": Command("data.prepare:fit_tokenizer", "fit a small text tokenizer to a dataset", "[FILE]"),
-    "order explain": Command("data.order:explain", "the order of samples, and how well it mixes", "[PATH ...]"),
-    "order export": Command(
-        "data.order_export:export", "the samples of a run or an order, as parquet", "PATH [PATH ...]"
-    ),
-    "audit": Command("audit:audit", "how often each frame was trained on, and by which step", "RUN"),
+    "statistics": Command("the statistics of a run's data, before it starts", "[FILE]", wheel="understudy"),
+    "fast fit": Command("fit action tokens (FAST) to a dataset", "[FILE]", wheel="understudy"),
+    "tokenizer fit": Command("fit a small text tokenizer to a dataset", "[FILE]", wheel="understudy"),
+    "order explain": Command("the order of samples, and how well it mixes", "[PATH ...]", wheel="tools"),
+    "order export": Command("the samples of a run or an order, as parquet", "PATH [PATH ...]", wheel="understudy"),
+    "audit": Command("how often each frame was trained on, and by which step", "RUN", wheel="understudy"),
 }
+"""The commands of understudy, in the order in which they are looked for."""
 
 GROUPS = {
     "data": (
@@ -128,22 +283,3 @@ GUESSES = {
     **dict.fromkeys(("benchmark", "perf", "speed"), "understudy bench PATH"),
 }
 """Names that others have for a command -> the call here."""
-
-LOADING = ("demo", "train", "resume", "validate", "profile", "bench")
-"""Commands that load images in a separate process; for them freed memory is kept (see `load/malloc.py`)."""
-
-OWN_SIGNALS = ("train", "resume", "serve")
-"""Commands that end at SIGTERM in a way of their own; all others end as at Ctrl-C, and remove what is unfinished."""
-
-ENDS_WITH = {"train": 75, "resume": 75}
-"""Command -> exit code for a signal before it has begun, that of a later one; others have the code of the signal."""
-
-LESS_MEMORY = {
-    **dict.fromkeys(
-        ("train", "resume", "profile"),
-        "reduce it with --micro-batch-size N (fewer samples at a time, the same batch), --activation-checkpoint full "
-        "(recompute activations) or --precision bf16",
-    ),
-    "rollout": "reduce it with --num-envs N (fewer environments at a time)",
-}
-"""Command -> settings that reduce its memory on the device."""

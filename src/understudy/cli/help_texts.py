@@ -1,14 +1,21 @@
 """Texts of the help: examples of each command, flags of all, and the most used settings."""
 
+from understudy.entry_points import find_entry_points
 from understudy.errors import page
 
 GENERAL = [
     ("-h, --help", "Show this help."),
     ("--print-config", "Print the complete settings as YAML, and do nothing else."),
     ("--debug", "Show the traceback of an error."),
-    ("--policy-code FILE", f"Python file of a policy whose type is code of its own ({page('policies.md')})."),
 ]
 """Flags of every command."""
+OPTIONS = {
+    "policy-code": (
+        "--policy-code FILE",
+        f"Python file of a policy whose type is code of its own ({page('policies.md')}).",
+    ),
+}
+"""Flags of every command that other distributions bring, by their entry point."""
 LAUNCH = (
     "--launch N",
     "Start N processes on this host, one per GPU, as `torchrun --nproc-per-node N -m understudy ...` would.",
@@ -169,3 +176,9 @@ EXAMPLES = {
         "understudy audit samples.parquet --validation 0-9",
     ),
 }
+
+
+def general() -> list[tuple[str, str]]:
+    """Return the flags of every command, with those of the distributions that are installed."""
+    options = find_entry_points("understudy.options")
+    return GENERAL + [OPTIONS.get(name, (f"--{name} TEXT", "")) for name in options]

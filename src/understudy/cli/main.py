@@ -8,7 +8,11 @@
 
 Before a command has begun, Python itself may end by SIGTERM or SIGINT; a shell gives these codes, too.
 
-The commands are in `commands.py`.
+The commands are in `commands.py`. Other parts of the program are entry points as well:
+
+    understudy.options    an option of all commands -> a context manager that gets its text
+    understudy.variables  an environment variable -> a check of its value before a command begins
+    understudy.versions   any name -> the lines of `--version -v`
 """
 
 import os
@@ -18,12 +22,22 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
-from understudy.cli.commands import COMMANDS, ENDS_WITH, GROUPS, GUESSES, LESS_MEMORY, LOADING, OWN_SIGNALS
+from understudy.cli.commands import (
+    COMMANDS,
+    GROUPS,
+    GUESSES,
+    Found,
+    find_command,
+    find_commands,
+)
 from understudy.cli.console import start_again_as_utf8, write_any_text
+from understudy.entry_points import EntryPointError, find_entry_points
+from understudy.errors import ConfigError
 
+OPTIONS, VARIABLES, VERSIONS = "understudy.options", "understudy.variables", "understudy.versions"
 FAILED, WRONG_INPUT = 1, 2
 INTERRUPTED = 128  # and the number of the signal
 
@@ -51,7 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     from understudy.credentials import strip_credentials
-    from understudy.policies.own_code.types import given_code
 
     if argv is None:
         start_again_as_utf8()
@@ -59,10 +72,30 @@ def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         sys.argv[1:] = map(strip_credentials, arguments)  # trackers record the command line
-    file, arguments = take_option(arguments, "--policy-code")
-    if file is not None and not os.path.isfile(file):
-        print(f"understudy: --policy-code {file!r}: there is no such file; give the Python file", file=sys.stderr)
-        return WRONG_INPUT
+    with ExitStack() as options:
+        try:
+            arguments = enter_options(arguments, options)
+        except (ConfigError, EntryPointError) as error:
+            print(f"understudy: {error}", file=sys.stderr)
+            return WRONG_INPUT
+        return _main_with_options(arguments, is_called=argv is not None)
+
+
+def enter_options(arguments: list[str], options: ExitStack) -> list[str]:
+    """Enter the contexts of the options of all commands that are given; return the other words.
+
+    Raises:
+        ConfigError: the text of an option is wrong.
+        EntryPointError: it cannot be imported.
+    """
+    for name, point in find_entry_points(OPTIONS).items():
+        text, arguments = take_option(arguments, f"--{name}")
+        if text is not None:
+            options.enter_context(point.load()(text))
+    return arguments
+
+
+def _main_with_options(arguments: list[str], is_called: bool) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     if not debug:
@@ -75,9 +108,8 @@ def _main(argv: Sequence[str] | None) -> int:
 
         print(f"understudy {__version__}")
         if arguments[1:] in (["-v"], ["--verbose"]):
-            from understudy.cli.versions import versions
-
-            print(versions())
+            for point in find_entry_points(VERSIONS).values():
+                print(point.load()())
         return 0
     if arguments[0] == "help":
         arguments = [*arguments[1:], "--help"]
@@ -85,16 +117,17 @@ def _main(argv: Sequence[str] | None) -> int:
             return main(arguments)
     if arguments in (["order"], ["order", "-h"], ["order", "--help"]):
         arguments = ["order", "explain", "--help"]
-    name = next((command for command in COMMANDS if arguments[: len(command.split())] == command.split()), None)
-    if name is None:
+    found = find_command(arguments)
+    if found is None:
         print(_unknown(" ".join(arguments[: 1 + (arguments[0] == "order")])), file=sys.stderr)
         return WRONG_INPUT
     from understudy.distributed.signals import ended_by_signals
 
-    ending = nullcontext() if argv is not None else ended_by_signals(f"understudy {name}", ENDS_WITH.get(name))
-    with given_code(file or ""), ending:
-        code = _run(name, arguments[len(name.split()) :], debug)
-    if code and argv is None and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+    ends_with = found.row.ends_with if found.row else None
+    ending = nullcontext() if is_called else ended_by_signals(f"understudy {found.name}", ends_with)
+    with ending:
+        code = _run(found, arguments[len(found.name.split()) :], debug)
+    if code and not is_called and int(os.environ.get("WORLD_SIZE") or 1) > 1:
         # Threads of torch's process group that still start up would abort the interpreter's exit, and hide the code.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -113,11 +146,21 @@ def _one_line(
 
 def overview() -> str:
     """Help text of the program."""
+    found = find_commands()
     calls = {name: f"{name} {command.argument}" for name, command in COMMANDS.items()}
     width = max(map(len, calls.values())) + 2
     lines = []
     for title, names in GROUPS.items():
-        lines += [f"{title}:", *(f"  {calls[name]:<{width}}{COMMANDS[name].summary}" for name in names), ""]
+        lines.append(f"{title}:")
+        for name in names:
+            missing = "" if found[name].point else " (not installed)"
+            lines.append(f"  {calls[name]:<{width}}{COMMANDS[name].summary}{missing}")
+        lines.append("")
+    if others := [command for command in found.values() if command.row is None]:
+        lines.append("other packages:")
+        for command in others:
+            lines.append(f"  {command.name:<{width}}{command.point.distribution if command.point else ''}")
+        lines.append("")
     return "\n".join(
         [
             "usage: understudy COMMAND … [--setting VALUE …]",
@@ -137,32 +180,35 @@ def _unknown(word: str) -> str:
 
     if remedy := GUESSES.get(word.split()[0].lower()):
         return f"understudy: unknown command {word!r}; here it is {remedy}"
-    close = [name for name in COMMANDS if name.split()[0] == word.split()[0]] or difflib.get_close_matches(
-        word, COMMANDS, n=1
-    )
-    hint = f"did you mean {close[0]!r}?" if close else f"commands: {', '.join(COMMANDS)}"
+    names = list(find_commands())
+    close = [name for name in names if name.split()[0] == word.split()[0]]
+    close = close or difflib.get_close_matches(word, names, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"commands: {', '.join(names)}"
     return f"understudy: unknown command {word!r}; {hint}"
 
 
-def _run(name: str, arguments: list[str], debug: bool) -> int:
+def _run(found: Found, arguments: list[str], debug: bool) -> int:
     """Parse and run a command. Errors that the user can correct become one line; ours keep their traceback."""
     from understudy.credentials import redact
-    from understudy.errors import ConfigError, DatasetError, is_wrong_input
+    from understudy.errors import DatasetError, is_wrong_input
     from understudy.optional_packages import describe_missing, describe_old_numpy, require
 
+    name = found.name
     try:
-        command = COMMANDS[name]
         asks_help = not {"-h", "--help"}.isdisjoint(arguments)
-        require("train", *([] if asks_help else [command.extra]))  # settings need the first
+        extras = [found.row.extra] if found.row and found.point and not asks_help else []
+        require("train", *extras)  # settings need the first
+        command = found.facts
+        if not asks_help:
+            require(command.extra)
         from understudy.config.schema import dump_yaml
         from understudy.distributed.signals import interrupted_by_signals
         from understudy.progress import show_log
 
         show_log()
-        if os.environ.get("UNDERSTUDY_NATIVE"):  # the check imports PyAV, which help must not
-            from understudy.video.native.loops import check_native_mode
-
-            check_native_mode()
+        for variable, point in find_entry_points(VARIABLES).items():
+            if os.environ.get(variable):  # its check may import what help must not
+                point.load()()
         count, arguments = split_launch(arguments) if command.launchable else (None, arguments)
         print_only = "--print-config" in arguments
         arguments = [argument for argument in arguments if argument != "--print-config"]
@@ -175,12 +221,12 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
 
             words = [*module_command("understudy"), *name.split(), *arguments, *(["--debug"] if debug else [])]
             return launch(words, count, f"understudy {name}")
-        if name in LOADING:
+        if command.loads_images:
             from understudy.load.malloc import keep_freed_memory
 
             keep_freed_memory()
-        with nullcontext() if name in OWN_SIGNALS else interrupted_by_signals():
-            return int(command.function()(settings) or 0)
+        with nullcontext() if command.own_signals else interrupted_by_signals():
+            return int(found.function(settings) or 0)
     except BrokenPipeError:
         return FAILED  # the reader of our output is gone
     except (ConfigError, DatasetError, KeyboardInterrupt, MemoryError, OSError) as error:
@@ -202,10 +248,12 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
         print(f"understudy {name}{_rank()}: {error.object[:200]!r} cannot be written as text: {fix}", file=sys.stderr)
         return WRONG_INPUT
     except Exception as error:
-        missing = None
-        if isinstance(error, ImportError):
+        missing: ImportError | None = None
+        if isinstance(error, EntryPointError):
+            missing = error
+        elif isinstance(error, ImportError):
             missing = describe_missing(error) or describe_old_numpy(error)
-        line = missing or _describe_out_of_memory(error, name)
+        line = missing or _describe_out_of_memory(error, found)
         if line is None or debug:
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
         if line is not None:
@@ -219,15 +267,14 @@ def _rank() -> str:
     return f", rank {rank}" if rank != "0" else ""
 
 
-def _describe_out_of_memory(error: Exception, name: str) -> str | None:
+def _describe_out_of_memory(error: Exception, found: Found) -> str | None:
     """Return the message for an error of torch's allocators, with settings that need less; None for other errors."""
     from understudy.errors import is_out_of_memory
 
     if not is_out_of_memory(error):
         return None
     reason = re.split(r" GPU \d+ has ", next(iter(str(error).strip().splitlines()), "out of memory"))[0]
-    advice = LESS_MEMORY.get(name, "use a device with more free memory")
-    return f"the device is out of memory; {advice} ({reason})"
+    return f"the device is out of memory; {found.facts.less_memory} ({reason})"
 
 
 def read_settings(name: str, arguments: Sequence[str]) -> Any:
@@ -238,8 +285,8 @@ def read_settings(name: str, arguments: Sequence[str]) -> Any:
     """
     from understudy.cli.arguments import settings
 
-    command = COMMANDS[name]
-    return settings(name, command.settings_class(), command.argument, list(arguments), launchable=command.launchable)
+    found = find_commands()[name]
+    return settings(found.name, found.settings_class, found.facts, arguments)
 
 
 def split_launch(arguments: list[str]) -> tuple[int | None, list[str]]:
@@ -248,8 +295,6 @@ def split_launch(arguments: list[str]) -> tuple[int | None, list[str]]:
     Raises:
         ConfigError: N is not a number.
     """
-    from understudy.errors import ConfigError
-
     text, rest = take_option(arguments, "--launch")
     if text is None:
         return None, rest

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from understudy.atomic import refuse_existing
+from understudy.cli.commands import Command, describe
 from understudy.config.declare import Ge, Positional
 from understudy.config.hints import TRAINER_NAMES
 from understudy.config.hooks import OtherNames
@@ -22,6 +23,14 @@ def train(config: TrainConfig) -> int:
     return run_and_report("train", config)
 
 
+def stored_settings(run: str) -> TrainConfig:
+    """Return the settings of a run, which `resume` starts from; raises as `resumed_settings`."""
+    from understudy.train.checkpoint.run_dir import resumed_settings
+
+    return resumed_settings(run)
+
+
+@describe(Command(stored=stored_settings))
 def resume(config: TrainConfig) -> int:
     """Continue a run; write its report when it ends or stops. Returns the exit code."""
     return run_and_report("resume", config)

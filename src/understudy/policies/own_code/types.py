@@ -12,10 +12,11 @@ in two cases alone:
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from understudy.errors import ConfigError
 from understudy.policies.own_code import trusted
 from understudy.policies.own_code.copies import write_copy
 from understudy.policies.own_code.importer import import_sources
@@ -186,6 +187,17 @@ def write_code(kind: str, folder: Path) -> None:
     """
     if kind in _imported:
         write_copy(_imported[kind], folder)
+
+
+def policy_code(file: str) -> AbstractContextManager[None]:
+    """Return the context of the option `--policy-code`.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if not os.path.isfile(file):
+        raise ConfigError(f"--policy-code {file!r}: there is no such file; give the Python file")
+    return given_code(file)
 
 
 @contextmanager
