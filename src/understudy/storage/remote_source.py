@@ -21,12 +21,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice, takewhile
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
 
-from understudy.atomic import write_text
 from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage import locks, remote_store
 from understudy.storage.byte_source import CHANGED, RESTART, ByteSource
@@ -261,7 +259,7 @@ class RemoteFiles:
             known_stat = _read_note(note)
             if known_stat is None:
                 with contextlib.suppress(OSError):  # not writable: each process requests it for itself
-                    stack.enter_context(locks.hold(f"{note}.lock", wait=self.options.retry.deadline))
+                    stack.enter_context(locks.hold(note, wait=self.options.retry.deadline))
                 known_stat = _read_note(note)
             first = self._first(path)
             stat, offset, data = self.call(
@@ -580,5 +578,6 @@ def _read_note(path: str) -> Stat | None:
 
 
 def _write_note(path: str, stat: Stat) -> None:
-    with contextlib.suppress(OSError):  # the next process fetches the first bytes again
-        write_text(Path(path), json.dumps([stat.size, stat.tag, stat.modified]), durable=False)
+    """Write a note in place, since it may be locked; a part of a note is none."""
+    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:  # else the next process asks again
+        file.write(json.dumps([stat.size, stat.tag, stat.modified]))
