@@ -109,6 +109,52 @@ def test_the_index_of_another_file_of_the_kind_comes_with_its_version(
         assert server.sent - sent == HEAD
 
 
+def test_what_is_known_of_a_file_takes_one_file_of_the_cache(tmp_path: Path) -> None:
+    with RangeServer(TABLES) as server:
+        for _ in range(2):
+            for name in "abc":
+                files_of(server, tmp_path).source(f"data/{name}.parquet")
+        assert len(list((tmp_path / "v1/known").iterdir())) == 3
+        assert [asked.status for asked in server.log] == [206] * 3 + [304] * 3
+
+
+@pytest.mark.parametrize("kept", [0, 1, 9])
+def test_a_note_that_a_killed_process_left_is_written_again(kept: int, tmp_path: Path) -> None:
+    with RangeServer(TABLES) as server:
+        files_of(server, tmp_path).source("data/a.parquet")
+        (note,) = (tmp_path / "v1/known").iterdir()
+        whole = note.read_bytes()
+        note.write_bytes(whole[:kept])
+        source = files_of(server, tmp_path).source("data/a.parquet")
+        assert source.read(len(DATA) - 9, 9) == DATA[-9:]
+        assert note.read_bytes() == whole
+
+
+@pytest.mark.parametrize("has_changed", [False, True])
+def test_processes_meet_a_file_at_the_same_time(has_changed: bool, tmp_path: Path) -> None:
+    """One fetches its first bytes, unless an earlier version of it is known."""
+    with RangeServer(dict(TABLES)) as server:
+        if has_changed:
+            files_of(server, tmp_path).source("data/a.parquet")
+            server.files["/set/data/a.parquet"] = DATA[::-1]  # type: ignore[index]
+            server.log.clear()
+        readers = [files_of(server, tmp_path) for _ in range(4)]  # as processes: they share the cache alone
+        ends: list[bytes] = []
+
+        def read(files: Files) -> None:
+            source = files.source("data/a.parquet")
+            ends.append(source.read(len(DATA) - 9, 9))
+
+        threads = [threading.Thread(target=read, args=(files,)) for files in readers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ends == [DATA[::-1][-9:] if has_changed else DATA[-9:]] * 4
+        if not has_changed:
+            assert server.sent == HEAD
+
+
 def marked(server: RangeServer, cache: Path) -> Files:
     """Files of one version, with a first one that was opened, for which all marks were asked."""
     files = files_of(server, cache)
