@@ -8,10 +8,6 @@ import pytest
 
 SEAMS = runpy.run_path(str(Path(__file__).parents[1] / "scripts/seams.py"))
 NOT_YET = """
-tools -> understudy: cli.data.view takes train.checkpoint.run_dir:RunDir
-tools -> understudy: cli.data.view takes train.run:open_checkpoint
-tools -> understudy: cli.data.view takes train.state:TrainState
-tools -> understudy: cli.data.view takes train.validation.open_loop:EpisodeActions
 understudy -> robot: report.run.page takes report.run.rollouts:interval_text
 understudy -> robot: report.run.page takes report.run.rollouts:render_rollouts
 understudy -> robot: train.loop takes train.background_rollouts:BackgroundRollouts

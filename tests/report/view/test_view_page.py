@@ -85,8 +85,8 @@ def test_keys_step_and_play_all_cameras_to_the_exact_frame(chromium: Any, viewer
             assert shown(tab, frame) == [(0, 1, frame), (1, 1, frame)]
             cursor = tab.locator(".area .cursor:not(.hover)").first.evaluate("one => parseFloat(one.style.left)")
             assert cursor == pytest.approx((frame + 0.5) / 70 * 100, abs=1e-3)
-        values = tab.locator("[data-key='action'] .legend output")
-        tab.locator("[data-key='action'] .predicted", has_text="every 8 frames; 1 ").wait_for()
+        values = tab.locator(".joint .legend button", has_text="action").locator("output")
+        tab.locator("#curves .predicted", has_text="every 8 frames; 1 ").wait_for()
         assert [text.split(" → ")[1] for text in values.all_inner_texts()] == ["5, 0.25", "-10, 2"]
         assert tab.locator(".lane", has_text="keep").locator("p span").inner_text() == "left out"
         tab.keyboard.press("Shift+ArrowRight")
@@ -101,6 +101,20 @@ def test_keys_step_and_play_all_cameras_to_the_exact_frame(chromium: Any, viewer
         assert shown(tab, 0) == [(0, 0, 0), (1, 0, 0)]
 
 
+def test_images_stand_beside_the_curves_where_there_is_room(chromium: Any, viewer: Viewer) -> None:
+    with opened(chromium, viewer, "#0/1/62") as tab:
+        shown(tab, 62)
+        films = tab.locator("#films").bounding_box()
+        joint = tab.locator(".joint").first.bounding_box()
+        assert films["x"] + films["width"] <= joint["x"]
+        assert abs(films["y"] - joint["y"]) < 100
+        tab.set_viewport_size({"width": 390, "height": 844})
+        assert tab.evaluate("document.documentElement.scrollWidth") == 390
+        tab.locator(".joint").last.scroll_into_view_if_needed()
+        top = tab.locator("#films").bounding_box()["y"]
+        assert 0 <= top < 844, "the images stay while the curves are scrolled"
+
+
 @pytest.mark.long
 def test_search_legend_check_and_a_lost_server(chromium: Any, viewer: Viewer) -> None:
     with opened(chromium, viewer, refuses=False) as tab:  # the browser reports a failed request
@@ -110,17 +124,15 @@ def test_search_legend_check_and_a_lost_server(chromium: Any, viewer: Viewer) ->
         tab.locator("#count", has_text="1 episode").wait_for()
         tab.keyboard.press("Enter")
         tab.locator("#episode", has_text="Episode 1").wait_for()
-        state = tab.locator("[data-key='observation.state']")
-        assert state.locator(".legend b").all_inner_texts() == ["a", "b", "c"]
-        ticks = state.locator("svg text[text-anchor=end]")
-        before = ticks.all_text_contents()
-        state.get_by_role("button", name="c", exact=False).last.click(modifiers=["Shift"])
-        assert [b.get_attribute("aria-pressed") for b in state.locator(".legend button").all()] == [
-            "false",
-            "false",
-            "true",
-        ]
-        assert ticks.all_text_contents()[:2] == ["0.5", "1"] != before[:2]  # the constant 1, in the middle of the plot
+        still = tab.locator(".still tr", has_text="state").locator("td")
+        assert still.all_text_contents()[-3:] == ["c", "observation.state", "1"]
+        joint = tab.locator("[data-name='a']")
+        button = joint.locator(".legend button", has_text="state")
+        lines = joint.locator("svg path.line")
+        count = lines.count()
+        button.click()
+        assert button.get_attribute("aria-pressed") == "false"
+        assert lines.count() == count - 1
         tab.get_by_role("button", name="check the rows").click()
         tab.get_by_text("about this episode").or_(tab.locator("#findings li").first).first.wait_for()
         tab.get_by_role("searchbox").fill("")

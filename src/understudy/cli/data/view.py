@@ -18,9 +18,7 @@ from understudy.plural import plural
 from understudy.progress import Progress
 
 if TYPE_CHECKING:
-    from understudy.load.validation_data import ValidationData
     from understudy.report.view.viewer import Viewer
-    from understudy.train.state import TrainState
 
 
 @dataclass(frozen=True)
@@ -70,30 +68,38 @@ class ViewConfig:
         return errors
 
 
+INSTALL = "pip install understudy"
+GROUP = "understudy.view_sources"
+"""Entry points of other sources than datasets: functions (path, checkpoint, episodes) that return None for a folder of
+another kind, or a context of (title, [(name, catalog, table rows)] of each dataset, function as `Viewer.predict`)."""
+
+
 def view(config: ViewConfig) -> None:
     """Serve the page until Ctrl-C or SIGTERM, or export it."""
     from understudy.data.format.catalog import INFO
-    from understudy.report.view.viewer import check_folder
-    from understudy.train.checkpoint.run_dir import RunDir
+    from understudy.entry_points import find_entry_points
+    from understudy.report.view.viewer import Source, Viewer, check_folder
 
     if config.export:
         check_folder(Path(config.export))
     if config.rerun:
         _record(config)
         return
-    run = RunDir(Path(config.path))
     with suppress(KeyboardInterrupt), interrupted_by_signals():
-        if not run.config.is_file() or (run.root / INFO).is_file():
-            if config.checkpoint != "latest":
-                raise ConfigError(f"checkpoint: {config.path} is no run; it is a setting of runs")
-            _show(_dataset_viewer(config), config)
-            return
-        from understudy.train.run import open_checkpoint
-
-        if config.keep_ranges or config.findings:
-            raise ConfigError("keep_ranges, findings: these are for a dataset, not for a run; view the dataset")
-        with open_checkpoint(run.root, config.checkpoint) as (state, validation):
-            _show(_run_viewer(config, state, validation), config)
+        points = {} if (Path(config.path) / INFO).is_file() else find_entry_points(GROUP)
+        for point in points.values():
+            opened = point.load()(config.path, config.checkpoint, config.episodes)
+            if opened is not None:
+                if config.keep_ranges or config.findings:
+                    raise ConfigError("keep_ranges, findings: these are for a dataset, not for a run; view the dataset")
+                with opened as (title, sources, predict):
+                    _show(Viewer([Source(*source) for source in sources], title, predict), config)
+                return
+        if (Path(config.path) / "order.json").is_file():
+            raise ConfigError(f"path: {config.path} is a run, and no installed package shows runs: {INSTALL}")
+        if config.checkpoint != "latest":
+            raise ConfigError(f"checkpoint: {config.path} is no run; it is a setting of runs")
+        _show(_dataset_viewer(config), config)
 
 
 def _record(config: ViewConfig) -> None:
@@ -122,26 +128,6 @@ def _dataset_viewer(config: ViewConfig) -> "Viewer":
     catalog = open_episodes(config.path, config.pairing or None)
     rows = np.sort(catalog.episodes.rows_of(config.episodes)) if config.episodes else None
     return Viewer([Source(catalog.name, catalog, rows, config.keep_ranges or None, config.findings)], catalog.name)
-
-
-def _run_viewer(config: ViewConfig, state: "TrainState", validation: "ValidationData") -> "Viewer":
-    """Make the viewer of the validation episodes, those of `config.episodes` in each source."""
-    import numpy as np
-
-    from understudy.report.view.viewer import Source, Viewer
-    from understudy.train.validation.open_loop import EpisodeActions
-
-    actions = EpisodeActions(state, validation)
-    sources, episode_count = [], 0
-    for number, (name, dataset) in enumerate(zip(validation.names, validation.datasets)):
-        ids = actions.episodes(number)
-        ids = np.intersect1d(ids, np.asarray(config.episodes, np.int64)) if config.episodes else ids
-        episode_count += len(ids)
-        sources.append(Source(name, dataset.catalog, dataset.catalog.episodes.rows_of(ids)))
-    if not episode_count:
-        examples = ", ".join(map(str, actions.episodes(0)[:8].tolist()))
-        raise ConfigError(f"episodes: none is a validation episode of the run; {validation.names[0]} has {examples}, …")
-    return Viewer(sources, f"{Path(config.path).name}, step {state.step}", actions.predict)
 
 
 def _show(viewer: "Viewer", config: ViewConfig) -> None:

@@ -1,7 +1,7 @@
 // Curves over one axis: axes, legend with the values under the pointer or at a cursor, switches of lines and of the scale.
 "use strict";
 
-const LEFT = 52, RIGHT = 14, TOP = 24, BOTTOM = 38, ENTRIES = 12;
+const LEFT = 52, RIGHT = 14, HEAD = 24, FOOT = 38, ENTRIES = 12;
 
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -64,6 +64,15 @@ class Curves {
     box.replaceChildren(this.plot, this.note, ...(chart.bare ? [] : [row, keys]));
     this.listen();
     new ResizeObserver(() => this.draw()).observe(box); // also when a folded chart opens
+  }
+
+  // Pixels above and below the plot; a chart without a unit or the name of its axis needs less.
+  get top() {
+    return this.chart.unit ? HEAD : 8;
+  }
+
+  get foot() {
+    return this.chart.axes[this.axis] ? FOOT : 22;
   }
 
   action(text, act) {
@@ -151,15 +160,15 @@ class Curves {
     const xs = lines.flatMap((line) => line.x[this.axis]);
     const ends = xs.reduce(([least, most], x) => [Math.min(least, x), Math.max(most, x)], [0, -Infinity]);
     this.across = this.options.range || (ends[1] > ends[0] ? ends : [ends[0], ends[0] + 1]);
-    const [first, last] = this.across, right = width - RIGHT, bottom = height - BOTTOM;
+    const [first, last] = this.across, right = width - RIGHT, bottom = height - this.foot;
     const x = (value) => LEFT + (value - first) / (last - first) * (right - LEFT);
     const share = (value) => (this.isLog ? Math.log(Math.max(value, low / 2) / low) / Math.log(high / low) : (value - low) / (high - low));
-    const y = (value) => bottom - Math.min(1.03, Math.max(-0.03, share(value))) * (bottom - TOP);
+    const y = (value) => bottom - Math.min(1.03, Math.max(-0.03, share(value))) * (bottom - this.top);
     const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `${this.chart.label} by ${this.chart.axes[this.axis]}` }, this.plot);
     this.plot.replaceChildren(svg, this.area);
     this.axes(svg, x, y, { low, high, right, bottom, whole: xs.every(Number.isInteger) });
     lines.forEach((line) => this.line(svg, line, x, y));
-    Object.assign(this.area.style, { left: `${LEFT}px`, right: `${RIGHT}px`, top: `${TOP}px`, bottom: `${BOTTOM}px` });
+    Object.assign(this.area.style, { left: `${LEFT}px`, right: `${RIGHT}px`, top: `${this.top}px`, bottom: `${this.foot}px` });
     this.note.hidden = !beyond;
     this.note.textContent = `The axis ends at ${digits(Number(high.toPrecision(3)))}: ${beyond} values lie above it.`;
     this.label();
@@ -167,7 +176,7 @@ class Curves {
 
   axes(svg, x, y, { low, high, right, bottom, whole }) {
     const text = { "font-size": 12, fill: "currentColor" }, ink = { stroke: "currentColor", "stroke-opacity": 0.14 };
-    for (const tick of this.isLog ? logTicks(low, high) : linearTicks(low, high, Math.max(2, (bottom - TOP) / 36))) {
+    for (const tick of this.isLog ? logTicks(low, high) : linearTicks(low, high, Math.max(2, (bottom - this.top) / 36))) {
       shape("line", { x1: LEFT, x2: right, y1: y(tick), y2: y(tick), ...ink }, svg);
       shape("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end", ...text }, svg, tickText(tick));
     }

@@ -229,8 +229,7 @@ async function openEpisode(listed, frame = 0) {
   view.films = episode.cameras.map((camera, number) => new Film(base(episode), number, camera, episode.length));
   byId("films").replaceChildren(...view.films.map((film) => film.view));
   const blocks = new Blocks(base(episode), episode.block, () => view.charts.forEach(({ curves }) => curves.label()));
-  view.charts = [];
-  byId("curves").replaceChildren(...episode.curves.map((curve) => column(curve, episode, blocks)));
+  joints(episode, blocks);
   view.tracks = [];
   byId("lanes").replaceChildren(...episode.lanes.map((lane) => track(lane)));
   facts(episode);
@@ -241,47 +240,74 @@ async function openEpisode(listed, frame = 0) {
   return showFindings(own).catch(trouble);
 }
 
-// One column: curves over the frames, with exact values in the legend.
-function column(curve, episode, blocks) {
-  const count = curve.names.length, frames = curve.low[0].map((_, point) => (point + 0.5) * curve.bucket - 0.5);
-  const lines = curve.names.map((name, i) => {
-    const line = { name, color: setup.colors[i % setup.colors.length], x: [frames], value: curve.low[i] };
-    if (!curve.high) return line;
-    const middle = curve.low[i].map((low, point) => (low === null ? null : (low + curve.high[i][point]) / 2));
-    return { ...line, value: middle, low: curve.low[i], high: curve.high[i] };
-  });
-  const chart = { label: `${curve.key} over the frames, ${count} dimensions`, axes: ["frame"], unit: "", lines, zero: false, height: 220 };
-  const entry = { curve, lines, predicted: null };
+// A chart per dimension. State and action of one name share it; each column has a color.
+function joints(episode, blocks) {
+  const rows = new Map(); // name -> lines
+  episode.curves.forEach((curve, number) => curve.names.forEach((dimension, i) => {
+    const shared = ["observation.state", "action"].includes(curve.key) || curve.names.length === 1;
+    const name = shared ? dimension : `${curve.key} ${dimension}`;
+    const frames = curve.low[i].map((_, point) => (point + 0.5) * curve.bucket - 0.5);
+    const line = { name: curve.key.replace(/^observation[.]/, ""), color: setup.colors[number % setup.colors.length], x: [frames], value: curve.low[i], curve, i };
+    if (curve.high) {
+      line.value = curve.low[i].map((low, point) => (low === null ? null : (low + curve.high[i][point]) / 2));
+      Object.assign(line, { low: curve.low[i], high: curve.high[i] });
+    }
+    rows.set(name, [...(rows.get(name) || []), line]);
+  }));
+  const still = [];
+  view.charts = [];
+  for (const [name, lines] of rows) {
+    if (lines.every((line) => constant(line) !== undefined)) still.push(...lines);
+    else view.charts.push(joint(name, lines, episode, blocks));
+  }
+  const more = episode.curves.filter((curve) => curve.size > curve.names.length)
+    .map((curve) => element("p", { className: "soft", textContent: `${curve.key}: the first ${curve.names.length} of ${curve.size}` }));
+  const table = element("table", {}, ...still.map((line) => element("tr", {},
+    element("td", { textContent: line.curve.names[line.i] }), element("td", { className: "soft", textContent: line.curve.key }),
+    element("td", { className: "number", textContent: digits(constant(line)) }))));
+  const fold = element("details", { className: "card still", open: !view.charts.length },
+    element("summary", { textContent: `${still.length} constant` }), table);
+  byId("curves").replaceChildren(...view.charts.map(({ box }) => box), ...(still.length ? [fold] : []), ...more);
+}
+
+// The only value of a line, null where it has none; undefined where it changes.
+function constant(line) {
+  const values = new Set([...line.curve.low[line.i], ...(line.curve.high ? line.curve.high[line.i] : [])]);
+  return values.size > 1 ? undefined : values.size ? [...values][0] : null;
+}
+
+function joint(name, lines, episode, blocks) {
+  const chart = { label: `${name} over the frames`, axes: [""], unit: "", lines, zero: false, bare: true, height: 104 };
   const read = (line, x) => {
-    const frame = Math.round(x), i = lines.indexOf(line);
+    const frame = Math.round(x), { curve, i, predicted } = line;
     const values = curve.bucket === 1 ? curve.low.map((dimension) => dimension[frame]) : blocks.values(curve.key, frame);
-    const text = values ? digits(values[i]) : "…", predicted = entry.predicted;
+    const text = values ? digits(values[i]) : "…";
     return predicted ? `${text} → ${digits(predicted.values[i][frame])}, ${digits(predicted.mae[i])}` : text;
   };
-  const box = element("div", { className: "curves" });
-  const more = curve.size > count ? ` (the first ${count} of ${curve.size})` : "";
-  entry.box = element("div", { className: "card chart" }, element("h3", { textContent: curve.key + more }), box);
-  entry.box.dataset.key = curve.key;
-  const range = [-0.5, episode.length - 0.5];
-  entry.curves = new Curves(box, chart, { range, read, seek: (x) => seekPaused(Math.round(x)) });
-  view.charts.push(entry);
-  return entry.box;
+  const plot = element("div", { className: "curves" });
+  const curves = new Curves(plot, chart, { range: [-0.5, episode.length - 0.5], read, seek: (x) => seekPaused(Math.round(x)) });
+  const legend = element("div", { className: "legend" }, ...curves.buttons);
+  const box = element("div", { className: "card joint" }, element("h3", { textContent: name }), legend, plot);
+  box.dataset.name = name;
+  return { box, curves, lines };
 }
 
 // Actions of the policy, dashed next to the recorded ones, and their mean absolute error.
 async function showPredicted(own) {
   const found = await loadJson(`${base(state.episode)}/predicted.json`);
-  const entry = view.charts.find(({ curve }) => curve.key === found.key);
-  if (own !== turn || !entry) return;
+  if (own !== turn) return;
   const frames = [...Array(state.episode.length).keys()];
-  entry.predicted = found;
-  entry.lines.forEach((line, i) => {
-    line.also = { color: line.color, x: [frames], value: found.values[i], dashed: true, starts: found.starts };
-  });
-  entry.curves.draw();
+  for (const { box, curves, lines } of view.charts) {
+    for (const line of lines.filter(({ curve }) => curve.key === found.key)) {
+      line.predicted = found;
+      line.also = { color: setup.colors[6], x: [frames], value: found.values[line.i], dashed: true, starts: found.starts };
+      box.classList.add("foreseen");
+      curves.draw();
+    }
+  }
   const lost = found.unreadable ? `; ${found.unreadable} observations cannot be read` : "";
   const text = `Dashed: predicted from the recorded observation every ${found.chunk} frames${lost}. Values: recorded → predicted, mean absolute error.`;
-  entry.box.append(element("p", { className: "soft predicted", textContent: text }));
+  byId("curves").prepend(element("p", { className: "soft predicted", textContent: text }));
 }
 
 // Exact values of a long episode, loaded around the frames that are looked at.

@@ -1,0 +1,59 @@
+"""`understudy view RUN`: validation episodes with predicted actions, found by the entry point of the project."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.refusals import refused
+from support.runs import trained_run
+from understudy.cli.main import WRONG_INPUT, main
+from understudy.errors import ConfigError
+from understudy.train.viewed_run import open_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return trained_run(tmp_path / "run")
+
+
+def test_page_of_a_run_has_predicted_actions(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened = open_run(str(run), "latest", ())
+    assert opened is not None
+    with opened as (title, sources, predict):
+        [(_, catalog, rows)] = sources
+        episode = int(catalog.episodes.ids[rows[0]])
+        length = int(catalog.episodes.lengths[rows[0]])
+        expected = predict(0, episode, length)
+    assert "step" in title
+    page = tmp_path / "page"
+    assert main(["view", str(run), "--export", str(page), "--episodes", str(episode)]) == 0
+    script = (page / f"0/{episode}/predicted.json.js").read_text()
+    stored = json.loads(script.partition(", ")[2].rpartition(");")[0])
+    assert stored["mae"] == pytest.approx(expected["mae"], rel=1e-5)
+    assert [len(values) for values in stored["values"]] == [length] * len(stored["mae"])
+    others = sorted(set(catalog.episodes.ids.tolist()) - set(catalog.episodes.ids[rows].tolist()))
+    capsys.readouterr()
+    words = ["view", str(run), "--export", str(tmp_path / "none"), "--episodes", str(others[0])]
+    assert main(words) == WRONG_INPUT
+    assert "episodes: none is a validation episode" in capsys.readouterr().err
+    assert main([*words[:4], "--keep-ranges", "keep.json", "--episodes", str(episode)]) == WRONG_INPUT
+
+
+def test_folder_that_is_no_run_is_left_to_others(tmp_path: Path) -> None:
+    assert open_run(str(tmp_path), "latest", ()) is None
+
+
+def test_checkpoint_that_is_not_there_is_named(run: Path) -> None:
+    opened = open_run(str(run), 999, ())
+    assert opened is not None
+    with refused("999", kind=ConfigError), opened:
+        pass
+
+
+def test_run_without_a_package_that_shows_it_is_named(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("understudy.entry_points.find_entry_points", lambda group: {})
+    assert main(["view", str(run), "--no-browser"]) == WRONG_INPUT
+    assert "pip install" in capsys.readouterr().err
