@@ -80,7 +80,7 @@ def write(folder: Path, kind: str, millions: float, group: int | None, recorded:
     """Write a dataset where it is missing."""
     root = folder / f"{kind}-{millions:g}-{group or 'file'}"
     if not root.exists():
-        draft = root.with_suffix(".making")
+        draft = root.with_name(f"{root.name}.making")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         make = partial(make_video, recorded, KINDS[kind])
