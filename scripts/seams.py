@@ -60,7 +60,7 @@ WHEELS = {
     "zoo": """
         policies.lerobot policies.world_action policies.value policies.graph policies.flow.graph
         policies.folder_formats policies.pi05.export policies.pi05.jax_tree
-        train.score train.validation.imagined cli.data.score
+        train.checkpoint.export_formats train.score cli.data.score
     """,
 }
 """Modules and folders below `understudy` by distribution; the longest entry of a module holds."""

@@ -7,20 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from support.packages import install
 from understudy.entry_points import EntryPointError, find_entry_points
 from understudy.optional_packages import MissingExtraError
 
 GROUP = "understudy.toys"
-
-
-def install(folder: Path, distribution: str, text: str, code: str = "") -> None:
-    """Write what an installer writes: the metadata of a distribution, and its module `toys_NAME`."""
-    name, _, version = distribution.partition("-")
-    info = folder / f"{distribution}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(text)
-    (folder / f"toys_{name}.py").write_text(code)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from understudy.errors import UnderstudyError, summarize
-from understudy.optional_packages import describe_missing, describe_old_numpy
+from understudy.optional_packages import describe_missing, describe_old_numpy, missing_extra
 
 OURS = "understudy."
 """Beginning of the names of our groups. Others are not read."""
@@ -109,6 +109,25 @@ def _add(found: dict[str, EntryPoint], point: EntryPoint) -> None:
         found[point.name] = first._replace(rivals=(*first.rivals, point.distribution))
     else:
         found[point.name] = point
+
+
+def load_entry_point(group: str, name: str, what: str, extra: str) -> Any:
+    """Return the object of an entry point of another distribution of this project.
+
+    Args:
+        group: as `understudy.policies`.
+        name: of the entry point.
+        what: words of a message for what is missing without it.
+        extra: the extra that installs the distribution.
+
+    Raises:
+        MissingExtraError: the distribution is not installed; the message has the pip command.
+        EntryPointError: it cannot be loaded.
+    """
+    points = find_entry_points(group)
+    if name not in points:
+        raise missing_extra(what, extra)
+    return points[name].load()
 
 
 def _modified(folder: str) -> int:

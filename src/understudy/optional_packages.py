@@ -52,7 +52,7 @@ def require(*extras: str) -> None:
     lacking = [extra for extra in extras if not is_installed(extra)]
     if lacking:
         named = [extra for extra in lacking if not any(extra in _included(other) for other in lacking)]
-        raise _error(next(filter(_is_missing, _modules(lacking[0]))), ",".join(dict.fromkeys(named)))
+        raise missing_extra(next(filter(_is_missing, _modules(lacking[0]))), ",".join(dict.fromkeys(named)))
 
 
 def is_installed(extra: str) -> bool:
@@ -77,7 +77,7 @@ def describe_missing(error: ImportError) -> MissingExtraError | None:
         return error
     name = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if name in modules), None)
-    return None if extra is None or not _is_missing(name) else _error(name, extra)
+    return None if extra is None or not _is_missing(name) else missing_extra(name, extra)
 
 
 def describe_old_numpy(error: ImportError) -> MissingExtraError | None:
@@ -104,7 +104,13 @@ def _version(package: str) -> str:
         return ""
 
 
-def _error(module: str, extra: str) -> MissingExtraError:
+def missing_extra(module: str, extra: str) -> MissingExtraError:
+    """Return the error for what an extra installs.
+
+    Args:
+        module: the missing module, or words for what is missing.
+        extra: one or more extras, with commas.
+    """
     if extra.split(",")[-1] == "lerobot" and sys.version_info < (3, 12):
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         fix = "make an environment with Python 3.12, then: pip install 'understudy[lerobot]'"

@@ -11,7 +11,7 @@ from support.setting_reads import groups, unread
 from understudy.cli.profile import ProfileConfig
 from understudy.config.rollout import RolloutConfig
 from understudy.config.train import TrainConfig
-from understudy.policies.registry import BUILT_IN, PolicySettings, policy_type
+from understudy.policies.registry import PolicySettings, own_type_names, policy_type
 
 ROOM = Path(understudy.__file__).parent
 NETWORKS = r"^policies/|^train/profiling/plan|^rollout/"
@@ -28,7 +28,7 @@ def classes() -> tuple[dict[type, str], dict[str, set[type]]]:
     wanted = {each: "$^" for kinds in names.values() for each in kinds}
     wanted |= {TrainConfig: r"^(?!policies/)", ProfileConfig: r"^cli/profile", RolloutConfig: r"^(cli/)?rollout"}
     networks: dict[type, str] = {PolicySettings: r"^policies/|^train/|^load/|^cli/"}
-    for name in BUILT_IN:
+    for name in own_type_names():
         kind = policy_type(name)
         room = "pi05" if name == "pi0" else name.split("-")[0]
         for each in (*kind.config.__mro__,):

@@ -12,7 +12,7 @@ from support.docs import ROOT
 from understudy.cli import main
 from understudy.cli.commands import COMMANDS
 from understudy.errors import DOCUMENTATION, page, with_addresses
-from understudy.policies.registry import BUILT_IN
+from understudy.policies.registry import own_type_names
 
 FILE = re.compile(r"(?<!main/)\bdocs/|(?<![\w/])[a-z_]+\.md\b")
 """A page as a file."""
@@ -68,7 +68,7 @@ def test_help_names_whole_addresses(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     calls = [name.split() for name in COMMANDS]
-    calls += [["train", "--policy.type", kind] for kind in BUILT_IN if not kind.startswith("lerobot")]
+    calls += [["train", "--policy.type", kind] for kind in own_type_names() if not kind.startswith("lerobot")]
     for words in calls if columns == 80 else [["train"], ["edit"]]:
         with pytest.raises(SystemExit):
             main.main([*words, "--help"])

@@ -27,7 +27,7 @@ from understudy.config.help import flag_of, members, negation_of
 from understudy.config.schema import complete
 from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError
-from understudy.policies.registry import BUILT_IN, policy_type
+from understudy.policies.registry import own_type_names, policy_type
 
 VALUES = ("1", "0.5", "8GB", "1-2", "x", "hf://owner/name", "x=1", "0.1 0.2", "x 1", "1 2")
 """Values of which one fits in place of a placeholder, beside the choices of a setting."""
@@ -79,7 +79,7 @@ def flags_of(name: str) -> dict[str, list[tuple[Setting, str]]]:
     cls = find_commands()[name].settings_class
     found: dict[str, list[tuple[Setting, str]]] = {}
     has_policy = any(setting.path == "policy.type" for setting in list_settings(cls))
-    for kind in ("", *(BUILT_IN if has_policy else ())):
+    for kind in ("", *(own_type_names() if has_policy else ())):
         for setting in list_settings(cls, policy_type(kind).settings if kind else None):
             for flag in (flag_of(setting.path), *([negation_of(setting.path)] if setting.kind is bool else [])):
                 if not setting.positional:
@@ -231,13 +231,13 @@ def _content(name: str, argument: str, rest: list[str], folder: Path, whole: boo
     content: dict[str, Any] = {"data": {"root": "d"}, "output_dir": "run"} if is_training else {}
     if name == "resume":
         rest[:] = rest[1:] if rest and not rest[0].startswith("-") else rest
-        return content, ["", *BUILT_IN]
+        return content, ["", *own_type_names()]
     named = "FILE" in argument and bool(rest) and not rest[0].startswith("-")
     if named and (Path(rest[0]).suffix in SUFFIXES or PLACEHOLDER.fullmatch(rest[0])):
         file = folder / rest.pop(0)
-        return (read_file(file), [""]) if file.is_file() else (content, ["", *BUILT_IN])
+        return (read_file(file), [""]) if file.is_file() else (content, ["", *own_type_names()])
     chosen = any(word.startswith("--policy.type") for word in rest)
-    return ({} if whole else content), ([""] if whole or chosen else ["", *BUILT_IN])
+    return ({} if whole else content), ([""] if whole or chosen else ["", *own_type_names()])
 
 
 def _without_any(words: list[str]) -> list[str]:

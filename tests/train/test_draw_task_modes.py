@@ -16,7 +16,7 @@ from understudy.policies.common.settings import DYNAMICS, FLOW, MODES, TRAINS
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
-from understudy.policies.registry import BUILT_IN, policy_type
+from understudy.policies.registry import own_type_names, policy_type
 from understudy.train import run
 from understudy.train.augment_batch import draw_modes
 from understudy.train.startup_summary import describe_modes
@@ -65,7 +65,7 @@ def test_describe_modes_lists_partly_trained_losses() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", own_type_names())
 def test_no_recipe_trains_joint_unless_it_says_so(name: str) -> None:
     """By default every sample trains the actions. The control: `joint` leaves out a third, and the summary says it."""
     plain = TrainConfig(policy=policy_type(name).settings())

@@ -113,13 +113,8 @@ def validate(config: ValidateConfig) -> None:
 
 
 def export(config: ExportConfig) -> None:
-    """Write the folder and print its path; raises as `export_folder` and `export_graph` do."""
-    if config.is_graph():
-        from understudy.train.checkpoint.export import export_graph
-
-        export_graph(config)
-    else:
-        export_folder(config)
+    """Write the folder and print its path; raises as `export_folder` does."""
+    export_folder(config)
 
 
 OUTPUT = "comparison.html"

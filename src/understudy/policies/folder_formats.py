@@ -6,7 +6,6 @@ The description of a folder needs no weights, so a policy that the tool cannot h
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +18,15 @@ from torch import Tensor
 from understudy.atomic import create_folder, sync
 from understudy.batch_keys import ACTION, STATE
 from understudy.checksums import write_checksums
+from understudy.entry_points import load_entry_point
 from understudy.errors import ConfigError
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.registry import policy_type
 from understudy.records import Record
 
+FOLDERS = "understudy.folders"
+"""Group of entry points: functions (config, normalization, metadata of the robot, number of its norm head, dtype) ->
+`ForeignFolder`."""
 WEIGHTS = "model.safetensors"
 
 
@@ -123,8 +126,8 @@ def describe_folder(
             shown = head or "none given"
             raise ConfigError(f"head: {shown}: a {tool} folder holds one robot; give one of {', '.join(heads)}")
         head = heads[0]
-    module, _, name = formats[tool].partition(":")
-    folder: ForeignFolder = getattr(import_module(module), name)(
+    describe = load_entry_point(FOLDERS, formats[tool], f"the format {tool} of type {config.type}", "zoo")
+    folder: ForeignFolder = describe(
         config, normalization, dict(metadata.get("heads", {}).get(head, {})), heads.index(head), dtype
     )
     return folder

@@ -1,6 +1,6 @@
 """Policies as functions of tensors, and their files for `torch.export` and ONNX, compared with the policy.
 
-A type of policy that can be a graph names a function in `GRAPH` of its settings.
+A type of policy that can be a graph names an entry point of `GRAPHS` in `GRAPH` of its settings.
 """
 
 import json
@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from understudy.batch_keys import PROMPT_METADATA, TASK
+from understudy.entry_points import load_entry_point
 from understudy.errors import ConfigError
 from understudy.optional_packages import require
 from understudy.policies.draws import generate_draws
 from understudy.policies.inference import RobotPolicy
-from understudy.policies.registry import imported, policy_type
+from understudy.policies.registry import policy_type
 from understudy.records import Record
 
 
@@ -52,6 +53,8 @@ class PolicyGraph(nn.Module):
         """Return the tokens of an instruction, int64 [1, L]."""
 
 
+GRAPHS = "understudy.graphs"
+"""Group of entry points: functions (policy, number of the norm head, sizes of cameras, steps) -> `PolicyGraph`."""
 Format = Literal["torch_export", "onnx"]
 FILES: Mapping[Format, str] = {"torch_export": "policy.pt2", "onnx": "policy.onnx"}
 """File of each format."""
@@ -82,7 +85,8 @@ def make_graph(robot: RobotPolicy, cameras: Mapping[str, tuple[int, int]], steps
         ConfigError: a policy of this type has no graph.
     """
     check_type(robot.config.type)
-    make: Callable[..., PolicyGraph] = imported(policy_type(robot.config.type).settings.GRAPH)
+    name = policy_type(robot.config.type).settings.GRAPH
+    make: Callable[..., PolicyGraph] = load_entry_point(GRAPHS, name, f"the graph {name!r} of policies", "zoo")
     return make(robot.policy, robot.head, dict(cameras), steps).eval()
 
 

@@ -40,8 +40,8 @@ from understudy.optional_packages import MissingExtraError
 from understudy.policies.model_card import make_card
 from understudy.policies.own_code.copies import is_copy
 from understudy.policies.own_code.types import write_code
-from understudy.policies.registry import policy_type, stored_type, type_functions
-from understudy.policies.weight_files import TensorReader, WeightFiles
+from understudy.policies.registry import folder_readers, policy_type, stored_type
+from understudy.policies.weight_files import TensorReader, WeightFiles, open_tree
 from understudy.records import Record
 
 WEIGHTS, CONFIG, NORMALIZATION = "model.safetensors", "config.json", "normalisation.json"
@@ -208,11 +208,15 @@ def load(directory: str | Path, normalization: Record | None = None, asset: str 
     if not isinstance(heads, Mapping) or not all(isinstance(facts, Mapping) for facts in heads.values()):
         raise ValueError(f"{source / CONFIG}: {METADATA}: {metadata!r:.80}: must be an object with one in it by head")
     kind = stored_type(stored) if "type" in stored else None
-    files = _open_tensors(source, kind)
+    try:
+        readers = folder_readers(kind)
+    except ValueError as error:
+        raise ValueError(f"{source / CONFIG}: {error}") from error
+    files = _open_tensors(source)
     if normalization is None and (source / NORMALIZATION).is_file():
         normalization = _object(source / NORMALIZATION)
     try:
-        for read in type_functions("FOLDER", kind):
+        for read in readers:
             if (values := read(source, stored, normalization, files.shapes, asset)) is not None:
                 stored, normalization = values
         for name, content in ((CONFIG, stored), (NORMALIZATION, normalization)):
@@ -225,15 +229,9 @@ def load(directory: str | Path, normalization: Record | None = None, asset: str 
     return Saved(config, dict(normalization), files, dict(metadata))
 
 
-def _open_tensors(source: Path, kind: str | None) -> TensorReader:
-    try:
-        openers = type_functions("TENSORS", kind)
-    except ValueError as error:
-        raise ValueError(f"{source / CONFIG}: {error}") from error
-    for opened in (opener(source) for opener in openers):
-        if opened is not None:
-            tensors: TensorReader = opened
-            return tensors
+def _open_tensors(source: Path) -> TensorReader:
+    if (tree := open_tree(source)) is not None:
+        return tree
     try:
         return WeightFiles(source, floats_only=False)
     except FileNotFoundError as error:

@@ -38,6 +38,7 @@ from understudy.batch_keys import ACTION, STATE
 from understudy.checksums import ChecksumError, check_checksums
 from understudy.entry_points import find_entry_points
 from understudy.errors import ConfigError
+from understudy.optional_packages import missing_extra
 from understudy.policies.own_code.types import import_type, is_code, name_by_hand, pin
 from understudy.records import Record
 
@@ -48,14 +49,11 @@ BUILT_IN = {
     "flow": "understudy.policies.flow.config:FLOW",
     "pi05": "understudy.policies.pi05.config:PI05",
     "pi0": "understudy.policies.pi05.config:PI0",
-    "lerobot-act": "understudy.policies.lerobot.settings:LEROBOT_ACT",
-    "lerobot-diffusion": "understudy.policies.lerobot.settings:LEROBOT_DIFFUSION",
-    "lerobot-smolvla": "understudy.policies.lerobot.settings:LEROBOT_SMOLVLA",
-    "value": "understudy.policies.value.config:VALUE",
-    "value_pi05": "understudy.policies.value.config:VALUE_PI05",
-    "world_action": "understudy.policies.world_action.config:WORLD_ACTION",
 }
-"""Types of this package, in the form of entry points."""
+"""Types of this distribution as "module:name": they take precedence over entry points."""
+
+ZOO = ("lerobot-act", "lerobot-diffusion", "lerobot-smolvla", "value", "value_pi05", "world_action")
+"""Types of the distribution of the extra `zoo`, which registers them by entry points."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,15 +72,14 @@ class PolicySettings:
     """Fields that name a file or folder which the policy needs, "" for none -> files needed of a folder. Exported
     folders have copies (`policies/policy_folder.py`)."""
     FORMATS: ClassVar[Mapping[str, str]] = {}
-    """Names of other tools -> "module:function" that describes a policy as its folder (`folder_formats.py`)."""
+    """Names of other tools -> entry point of the group `understudy.folders`, a function that describes a policy as a
+    folder of this tool (`folder_formats.py`)."""
     GRAPH: ClassVar[str] = ""
-    """"module:function" that makes the policy of a robot a function of tensors (`graph/interface.py`); "" for none."""
+    """Entry point of the group `understudy.graphs`, a function that makes the policy of a robot a function of tensors
+    (`graph.py`); "" for none."""
     FOLDER: ClassVar[str] = ""
     """"module:function" that completes the config and the normalization of a folder from its other files, also of a
     folder that another tool wrote (`policy_folder.load`); "" for none."""
-    TENSORS: ClassVar[str] = ""
-    """"module:function" that opens the tensors of a folder in another format (a `TensorReader`), None where there
-    are none; "": safetensors files alone."""
     START_CHECK: ClassVar[str] = ""
     """"module:function" that checks the config of a new run against the files it starts from; "" for none."""
     START_FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -298,7 +295,7 @@ class PolicySettings:
     @classmethod
     def types_with(cls, setting: str) -> list[str]:
         """Return the built-in types whose settings have a name, spelled as in a flag."""
-        owned = {kind: fields(policy_type(kind).settings) for kind in BUILT_IN}
+        owned = {kind: fields(policy_type(kind).settings) for kind in own_type_names()}
         names = {kind: {entry.name.replace("_", "-") for entry in own} for kind, own in owned.items()}
         return [kind for kind in names if setting in names[kind]]
 
@@ -397,18 +394,17 @@ def check_start(config: Any) -> None:
     imported(config.START_CHECK)(config)
 
 
-def type_functions(field: str, kind: str | None) -> list[Callable[..., Any]]:
-    """Return the functions that a field of settings names: that of a type, or with None those of all built-in types.
+def folder_readers(kind: str | None) -> list[Callable[..., Any]]:
+    """Return the functions `FOLDER` of a type, or with None those of all types of this project that are installed.
 
     Args:
-        field: `FOLDER` or `TENSORS`.
         kind: name of the type.
 
     Raises:
         ValueError: there is no such type.
     """
-    kinds = [kind] if kind is not None else list(BUILT_IN)
-    names = dict.fromkeys(getattr(policy_type(name).settings, field) for name in kinds)
+    kinds = [kind] if kind is not None else own_type_names()
+    names = dict.fromkeys(policy_type(name).settings.FOLDER for name in kinds)
     return [imported(name) for name in names if name]
 
 
@@ -460,6 +456,8 @@ def policy_type(name: str) -> PolicyType:
 
     Raises:
         ValueError: there is no such type, or the entry point is not a `PolicyType`.
+        EntryPointError: the entry point cannot be loaded.
+        MissingExtraError: it is a type of the extra `zoo`, which is not installed.
     """
     if is_code(str(name)):
         return import_type(name, PolicyType)
@@ -468,9 +466,11 @@ def policy_type(name: str) -> PolicyType:
         return built_in
     points = find_entry_points(GROUP)
     if name not in points:
-        names = type_names()
+        if name in ZOO:
+            raise missing_extra(f"the policy type {name!r}", "zoo")
         if str(name).endswith(".py"):
             raise ValueError(f"{name}: names no policy type of the file; give FILE.py:NAME, NAME = PolicyType(...)")
+        names = sorted({*type_names(), *ZOO})
         adapters = [adapter for adapter in (f"lerobot-{name}",) if adapter in names]
         close = adapters or get_close_matches(str(name), names, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
@@ -483,8 +483,14 @@ def policy_type(name: str) -> PolicyType:
 
 
 def type_names() -> list[str]:
-    """Return the names of all policy types, without importing one."""
+    """Return the names of all policy types that are installed, without importing one."""
     return sorted({*BUILT_IN, *find_entry_points(GROUP)})
+
+
+def own_type_names() -> list[str]:
+    """Return the names of the types of this project that are installed, without importing one."""
+    points = find_entry_points(GROUP)
+    return [*BUILT_IN, *(name for name in ZOO if name in points)]
 
 
 def stored_type(stored: Record) -> str:
@@ -500,7 +506,7 @@ def stored_type(stored: Record) -> str:
         raise ValueError(f"type: {name!r}: expected the name of a policy type")
     # LeRobot's folders name its own types. A type of another package with such a name takes precedence.
     adapter = "pi05" if name == "pi052" else f"lerobot-{name}"
-    is_of_lerobot = "input_features" in stored and adapter in BUILT_IN and name not in type_names()
+    is_of_lerobot = "input_features" in stored and adapter in (*BUILT_IN, *ZOO) and name not in type_names()
     return adapter if is_of_lerobot else name
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from understudy.checksums import file_sha256
+from understudy.entry_points import load_entry_point
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -177,6 +178,42 @@ class WeightFiles(TensorReader):
     def _check_version(self, file: Path) -> None:
         if _version(file) != self._versions[file]:
             raise ValueError(f"{file} changed while its tensors were read: load it again")
+
+
+JAX = "manifest.ocdbt"
+"""File of a tree of arrays in JAX's format."""
+WEIGHT_FORMATS = "understudy.weights"
+"""Group of entry points: other formats of weights -> class of a `TensorReader`, made from a path."""
+
+
+def find_tree(path: str | Path) -> Path | None:
+    """Return the folder of a JAX tree at `path` or in its folder `params`; None: there is none."""
+    return next((folder for folder in (Path(path), Path(path) / "params") if (folder / JAX).is_file()), None)
+
+
+def open_tree(path: str | Path) -> TensorReader | None:
+    """Open a JAX tree; None: there is none, or there are safetensors files, too.
+
+    Raises:
+        ValueError: the tree is damaged.
+        MissingExtraError: its reader is not installed.
+    """
+    if find_tree(path) is None or any((Path(path) / name).is_file() for name in (FILE, INDEX)):
+        return None
+    tree: TensorReader = load_entry_point(WEIGHT_FORMATS, "jax", f"{path}: the reader of JAX's format", "zoo")(path)
+    return tree
+
+
+def open_weights(path: str | Path) -> TensorReader:
+    """Open released weights: safetensors files, or a JAX tree where there are none.
+
+    Raises:
+        FileNotFoundError: there are neither.
+        ValueError: the files are damaged.
+        MissingExtraError: see `open_tree`.
+    """
+    tree = open_tree(path)
+    return WeightFiles(path) if tree is None else tree
 
 
 def digest_files(files: Mapping[str, Path]) -> str:

@@ -14,7 +14,7 @@ from understudy.cli.main import WRONG_INPUT, main
 from understudy.errors import ConfigError
 from understudy.policies.common.encoders import byte_tokens
 from understudy.policies.graph import check_type
-from understudy.train.checkpoint.export import ExportConfig, export_graph
+from understudy.train.checkpoint.export import ExportConfig, export
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +61,7 @@ def test_types_without_a_graph_are_refused_by_name(kind: str) -> None:
 
 def test_unknown_head_is_refused(trained: Path, tmp_path: Path) -> None:
     with refused("nobody", kind=ConfigError):
-        export_graph(
-            ExportConfig(run=str(trained), format="torch_export", head="nobody", output_dir=str(tmp_path / "out"))
-        )
+        export(ExportConfig(run=str(trained), format="torch_export", head="nobody", output_dir=str(tmp_path / "out")))
     assert not (tmp_path / "out").exists()
 
 

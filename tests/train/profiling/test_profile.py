@@ -22,7 +22,7 @@ from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import scalar
-from understudy.policies.registry import BUILT_IN
+from understudy.policies.registry import own_type_names
 from understudy.policies.value.config import Pi05ValueSettings, ValueSettings
 from understudy.report.step_profile import explain_difference, memory_table
 from understudy.train import state
@@ -73,7 +73,9 @@ def config_of(name: str, data: Path, out: Path) -> TrainConfig:
     return config
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "flow" else pytest.mark.long) for n in BUILT_IN])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "flow" else pytest.mark.long) for n in own_type_names()]
+)
 def test_profile_measures_the_trained_step(
     name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ class FlowSettings(EncoderSettings):
         "noise_samples": 2**12,
     }
     TORCH_ATTENTION: ClassVar[bool] = False
-    GRAPH: ClassVar[str] = "understudy.policies.flow.graph:FlowGraph"
+    GRAPH: ClassVar[str] = "flow"
 
     type: Literal["flow"] = "flow"
     """Type of the policy."""

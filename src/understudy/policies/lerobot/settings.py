@@ -44,7 +44,7 @@ class LerobotSettings(PolicySettings):
     """Settings of a policy of LeRobot."""
 
     FOLDER: ClassVar[str] = "understudy.policies.lerobot.folder:read_folder"
-    FORMATS: ClassVar[Mapping[str, str]] = {"lerobot": "understudy.policies.lerobot.folder:describe_folder"}
+    FORMATS: ClassVar[Mapping[str, str]] = {"lerobot": "lerobot-lerobot"}
     THEIR_CONFIG: ClassVar[str] = ""
     """LeRobot's config class, as "module:name"."""
     FIXED: ClassVar[Record] = {"n_obs_steps": 1}

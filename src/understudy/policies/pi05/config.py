@@ -221,12 +221,8 @@ class Pi05Settings(TextSettings, PolicySettings):
         "weights": ("*.json", "model*.safetensors", "policy_*.safetensors", "tokenizer.model")
     }
     FOLDER: ClassVar[str] = "understudy.policies.pi05.released_folder:read_folder"
-    TENSORS: ClassVar[str] = "understudy.policies.pi05.jax_tree:open_tree"
     START_CHECK: ClassVar[str] = "understudy.policies.pi05.released_folder:check_implied"
-    FORMATS: ClassVar[Mapping[str, str]] = {
-        "lerobot": "understudy.policies.pi05.export:lerobot_folder",
-        "openpi": "understudy.policies.pi05.export:openpi_folder",
-    }
+    FORMATS: ClassVar[Mapping[str, str]] = {"lerobot": "pi05-lerobot", "openpi": "pi05-openpi"}
     PARTS: ClassVar[Mapping[str, str]] = {
         "layers.*.vlm.*": "vlm",
         "projector.*": "vlm",

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from understudy.order.random import make_key
-from understudy.policies.pi05.jax_tree import open_weights
 from understudy.policies.pi05.released_keys import NEW, Match, Shapes, match
-from understudy.policies.weight_files import stored_dtypes, stored_shapes
+from understudy.policies.weight_files import open_weights, stored_dtypes, stored_shapes
 
 logger = logging.getLogger(__name__)
 

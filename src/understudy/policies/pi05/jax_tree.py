@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from understudy.optional_packages import require
-from understudy.policies.weight_files import FILE, INDEX, TensorReader, WeightFiles, digest_files
+from understudy.policies.weight_files import JAX, TensorReader, digest_files, find_tree
 
 Shape = Sequence[int]
 
@@ -149,7 +149,6 @@ def find_places(arrays: Mapping[str, Shape]) -> dict[str, tuple[Place, tuple[int
     return places
 
 
-MANIFEST = "manifest.ocdbt"
 CACHE = 1 << 30
 METADATA = {"/.zarray": "zarr", "/zarr.json": "zarr3"}
 """End of the key of an array's metadata -> driver."""
@@ -181,9 +180,9 @@ class JaxTree(TensorReader):
         self.path = Path(path)
         root = find_tree(path)
         if root is None:
-            raise FileNotFoundError(f"{path} has no {MANIFEST}, nor has its folder params")
+            raise FileNotFoundError(f"{path} has no {JAX}, nor has its folder params")
         self._root = root
-        self._manifest = root / MANIFEST
+        self._manifest = root / JAX
         self._version = self._stat()
         self._arrays = self._open(root)
         places = find_places({name: tuple(array.shape) for name, array in self._arrays.items()})
@@ -271,32 +270,6 @@ class JaxTree(TensorReader):
     def _stat(self) -> tuple[int, int, int]:
         stat = os.stat(self._manifest)
         return stat.st_ino, stat.st_mtime_ns, stat.st_size
-
-
-def find_tree(path: str | Path) -> Path | None:
-    """Return the folder of a JAX tree at `path` or in its folder `params`; None: there is none."""
-    return next((folder for folder in (Path(path), Path(path) / "params") if (folder / MANIFEST).is_file()), None)
-
-
-def open_tree(path: str | Path) -> JaxTree | None:
-    """Open a JAX tree; None: there is none, or there are safetensors files, too.
-
-    Raises:
-        ValueError: the tree is damaged. MissingExtraError: see `JaxTree`.
-    """
-    if find_tree(path) is None or any((Path(path) / name).is_file() for name in (FILE, INDEX)):
-        return None
-    return JaxTree(path)
-
-
-def open_weights(path: str | Path) -> TensorReader:
-    """Open released weights: safetensors files, or a JAX tree where there are none.
-
-    Raises:
-        FileNotFoundError: there are neither. ValueError: the files are damaged. MissingExtraError: see `JaxTree`.
-    """
-    tree = open_tree(path)
-    return WeightFiles(path) if tree is None else tree
 
 
 def _line(error: Exception) -> str:

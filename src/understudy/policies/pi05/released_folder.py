@@ -31,10 +31,10 @@ from understudy.policies.common.folder_facts import FACTS, read_facts
 from understudy.policies.common.lerobot_processors import VISUAL, read_features, read_object
 from understudy.policies.common.settings import TowerSizes
 from understudy.policies.pi05.config import Pi05PolicyConfig, Sizes
-from understudy.policies.pi05.jax_tree import open_weights
 from understudy.policies.pi05.normalization import Stored, find_normalization
 from understudy.policies.pi05.released_keys import EMBEDDING, HEAD, Shapes, canonical, is_adaptive, own_name
 from understudy.policies.registry import stored_type
+from understudy.policies.weight_files import open_weights
 from understudy.records import Record
 
 logger = logging.getLogger(__name__)

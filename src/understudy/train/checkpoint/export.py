@@ -5,21 +5,21 @@ not depend on mesh and storage of the run, and needs neither dataset nor process
 the weights in float32: the policy is an ordinary one. bf16 halves the file and rounds each weight to the nearest; the
 normalization stays float32. Moments and position stay in the run.
 
-With `format` the folder is one of another tool instead (`policies/folder_formats.py`).
+With `format` the folder is one of another tool, or a graph, which an entry point of the group `FORMATS` writes.
 
 `train --init-from FOLDER` starts a new run with these weights and this normalization: its policy at step 0 gives the
 same actions as the exported one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from understudy.config.declare import Count, Natural, Positional
+from understudy.entry_points import load_entry_point
 from understudy.errors import ConfigError
-from understudy.records import Record
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,46 +65,52 @@ class ExportConfig:
         return self.format in ("torch_export", "onnx")
 
 
+FORMATS = "understudy.formats"
+"""Group of entry points: other values of `format` -> function of an `ExportConfig`, as `export`."""
+
+
 def export(config: ExportConfig) -> None:
     """Write the folder and print its path.
 
     Raises:
         ConfigError: no run, no such checkpoint, something else in place of the folder, or a policy that the format
             cannot hold.
+        MissingExtraError: the format is that of a distribution that is not installed.
         CheckpointError: the checkpoint cannot be read. OSError: the folder cannot be written.
     """
+    if config.format != "understudy":
+        load_entry_point(FORMATS, config.format, f"the format {config.format} of exports", "zoo")(config)
+        return
     from understudy.atomic import refuse_existing
-    from understudy.policies import folder_formats, policy_folder
-    from understudy.train.checkpoint.checkpoint import describe_choice
+    from understudy.policies import policy_folder
 
-    source, record, facts = _read_run(config)
-    is_plain = config.format == "understudy"
-    target = Path(config.output_dir or Path(config.run) / ("export" if is_plain else f"export-{config.format}"))
+    source, record, facts = read_run(config)
+    target = Path(config.output_dir or Path(config.run) / "export")
     network, normalization = policy_folder.read_config(record["policy"]), record["normalisation"]
-    with _path_errors():
-        if is_plain:
-            policy_folder.check_replaceable(target, network.type)
-            refuse_existing(target, "output_dir", config.overwrite)
-        else:
-            folder_formats.check_absent(target)
-    folder = None
-    if not is_plain:
-        folder = folder_formats.describe_folder(
-            config.format, network, normalization, record.get("metadata") or {}, config.head, config.dtype
-        )
+    with path_errors():
+        policy_folder.check_replaceable(target, network.type)
+        refuse_existing(target, "output_dir", config.overwrite)
     weights = policy_weights(source, config.dtype)
-    if folder is None:
-        policy_folder.save(target, network, normalization, weights, facts, is_new=not config.overwrite)
-    else:
-        folder_formats.save_folder(target, folder, weights)
+    policy_folder.save(target, network, normalization, weights, facts, is_new=not config.overwrite)
+    print_written(config, source, target, weights)
+
+
+def print_written(config: ExportConfig, source: Path, target: Path, weights: "Mapping[str, Tensor]") -> None:
+    """Print the folder, its weights and the choice of the checkpoint."""
     size = sum(weight.numel() for weight in weights.values())
     print(f"{target}: {size:,} weights in {config.dtype} of {source.name}")
-    print(f"  {describe_choice(source, _metric(config))}")
-    for note in folder.notes if folder is not None else ():
-        print(f"  not in the folder: {note}")
+    print(f"  {describe_source(config, source)}")
 
 
-def _read_run(config: ExportConfig) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+def describe_source(config: ExportConfig, source: Path) -> str:
+    """Return a line about the step of the checkpoint `source`, next to the best one."""
+    from understudy.train.checkpoint.checkpoint import describe_choice
+    from understudy.train.checkpoint.run_dir import RunDir
+
+    return describe_choice(source, RunDir(Path(config.run)).settings().checkpoint.keep_best)
+
+
+def read_run(config: ExportConfig) -> tuple[Path, dict[str, Any], dict[str, Any]]:
     """Return the path of the checkpoint to export, order.json of its run, and the facts about the robots."""
     from understudy.train.checkpoint.run_dir import RunDir
     from understudy.train.data.input_contract import with_provenance
@@ -115,14 +121,9 @@ def _read_run(config: ExportConfig) -> tuple[Path, dict[str, Any], dict[str, Any
     return source, record, with_provenance(record.get("metadata"), run.root, int(source.name.rpartition("-")[2]))
 
 
-def _metric(config: ExportConfig) -> str:
-    from understudy.train.checkpoint.run_dir import RunDir
-
-    return RunDir(Path(config.run)).settings().checkpoint.keep_best
-
-
 @contextmanager
-def _path_errors() -> Iterator[None]:
+def path_errors() -> Iterator[None]:
+    """Turn the FileExistsError of the block, about the folder to write, into a ConfigError."""
     try:
         yield
     except FileExistsError as error:
@@ -229,72 +230,3 @@ def describe_policy(root: Path) -> str | None:
         return describe_choice(run.checkpoints / f"step-{int(step):08d}", metric)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def export_graph(config: ExportConfig) -> None:
-    """Write the graph, compare it with the policy, and print the differences.
-
-    Args:
-        config: settings of the command, with a graph as `format`.
-
-    Raises:
-        ConfigError: no run, no such checkpoint, something in place of the folder, no graph of this type, `head` names
-            none of several, or the graph differs from the policy.
-        MissingExtraError: the extra `onnx` is not installed.
-        CheckpointError: the checkpoint cannot be read. OSError: the folder cannot be written.
-    """
-    from understudy.atomic import create_folder
-    from understudy.checksums import write_checksums
-    from understudy.contract.facts import FILE, write_contract
-    from understudy.optional_packages import require
-    from understudy.policies import folder_formats, policy_folder
-    from understudy.policies import graph as files
-    from understudy.policies.inference import RobotPolicy
-    from understudy.policies.registry import policy_type
-    from understudy.train.checkpoint.checkpoint import describe_choice
-
-    kind: Any = config.format
-    if kind == "onnx":
-        require("onnx")
-    source, record, facts = _read_run(config)
-    target = Path(config.output_dir or Path(config.run) / f"export-{kind}")
-    with _path_errors():
-        folder_formats.check_absent(target)
-    network = policy_folder.read_config(record["policy"])
-    files.check_type(network.type)
-    weights = policy_weights(source, config.dtype)
-    # The run's own normalization: settings only say where a new run takes one from.
-    policy = policy_type(network.type).build(replace(network, compute="float32"), record["normalisation"])
-    policy.load_weights(weights)
-    try:
-        robot = RobotPolicy(policy.eval(), facts, config.head or None, reaction="off")
-    except ValueError as error:
-        raise ConfigError(f"head: {error}") from error
-    head = policy.norm_heads[robot.head]
-    graph = files.make_graph(robot, _camera_sizes(facts, head, network, robot.metadata), config.steps)
-    with create_folder(target) as fresh:
-        function = files.write_graph(graph, fresh / files.FILES[kind], kind)
-        parity = files.compare(robot, graph, function, config.steps)
-        (fresh / files.DESCRIPTION).write_text(
-            files.describe_graph(graph, kind, config.steps, parity, robot.metadata), encoding="utf-8"
-        )
-        if contract := facts.get(policy_folder.CONTRACT):
-            write_contract(fresh / FILE, contract)
-        write_checksums(fresh)
-    differences = ", ".join(f"{value:.2g} at batch size {rows}" for rows, value in parity["largest_difference"].items())
-    size = sum(weight.numel() for weight in weights.values())
-    print(f"{target}: {size:,} weights of {source.name} as {files.FILES[kind]}")
-    print(f"  {describe_choice(source, _metric(config))}")
-    print(f"  largest difference from the policy: {differences}; largest action {parity['largest_action']:.3g}")
-
-
-def _camera_sizes(facts: Record, head: str, network: Any, metadata: Record) -> dict[str, tuple[int, int]]:
-    """Height and width of the images of a robot: those of its recordings, else those of the network."""
-    from understudy.contract.facts import CameraFacts
-
-    robots = facts.get("contract", {}).get("robots", {})
-    stored = robots.get(head, {}).get("cameras", {})
-    recorded = {key: CameraFacts.from_json(camera).size for key, camera in stored.items()}
-    cameras = metadata.get("cameras", network.cameras)
-    sizes = {key: recorded.get(key, (0, 0)) for key in network.cameras if key in cameras}
-    return {key: size if all(size) else network.image_size for key, size in sizes.items()}

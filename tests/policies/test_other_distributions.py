@@ -1,0 +1,69 @@
+"""Types of policies, formats and weights whose distribution is not installed: the pip command that brings it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.refusals import refused
+from support.runs import SHORT, trained_run
+from understudy.checksums import write_checksums
+from understudy.cli.main import WRONG_INPUT, main
+from understudy.entry_points import EntryPoint
+from understudy.optional_packages import MissingExtraError
+from understudy.policies.inference import load_policy
+from understudy.policies.registry import BUILT_IN, ZOO, own_type_names, policy_type, type_names
+from understudy.policies.weight_files import open_weights
+from understudy.train.checkpoint.export import ExportConfig, export
+
+
+def none(group: str) -> dict[str, EntryPoint]:
+    return {}
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the trainer is installed."""
+    for module in ("entry_points", "policies.registry"):
+        monkeypatch.setattr(f"understudy.{module}.find_entry_points", none)
+
+
+def test_all_types_of_this_project_are_installed_here() -> None:
+    assert own_type_names() == [*BUILT_IN, *ZOO]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_type_that_is_not_installed_names_its_extra(alone: None, name: str) -> None:
+    assert type_names() == sorted(BUILT_IN)
+    with refused(name, "understudy[zoo]", kind=MissingExtraError):
+        policy_type(name)
+
+
+def test_a_command_names_the_extra_in_one_line(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--policy.type", "value", "--data.root", "d", "--output-dir", "o"]) == WRONG_INPUT
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert "understudy[zoo]" in printed
+
+
+def test_a_folder_of_such_a_type_names_the_extra(alone: None, tmp_path: Path) -> None:
+    trained_run(tmp_path / "r", **SHORT)
+    path = tmp_path / "r/policy/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"type": "value"}))
+    write_checksums(path.parent)
+    with refused("value", "understudy[zoo]", kind=MissingExtraError):
+        load_policy(tmp_path / "r/policy")
+
+
+@pytest.mark.parametrize("kind", ["lerobot", "openpi", "torch_export", "onnx"])
+def test_a_format_that_is_not_installed_names_its_extra(alone: None, kind: str, tmp_path: Path) -> None:
+    with refused(kind, "understudy[zoo]", kind=MissingExtraError):
+        export(ExportConfig(run=str(tmp_path), format=kind))  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_of_jax_name_the_extra_of_their_reader(alone: None, tmp_path: Path) -> None:
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params/manifest.ocdbt").touch()
+    with refused("JAX", "understudy[zoo]", kind=MissingExtraError):
+        open_weights(tmp_path)
