@@ -8,12 +8,6 @@ import pytest
 
 SEAMS = runpy.run_path(str(Path(__file__).parents[1] / "scripts/seams.py"))
 NOT_YET = """
-understudy -> robot: report.run.page takes report.run.rollouts:interval_text
-understudy -> robot: report.run.page takes report.run.rollouts:render_rollouts
-understudy -> robot: train.loop takes train.background_rollouts:BackgroundRollouts
-understudy -> robot: train.run takes train.background_rollouts:BackgroundRollouts
-understudy -> robot: train.run takes train.background_rollouts:check_action_steps
-understudy -> robot: train.run takes train.background_rollouts:check_rollouts
 zoo -> tools: cli.data.score takes cli.data.edit:EditConfig
 zoo -> tools: cli.data.score takes cli.data.edit:make_plans
 zoo -> tools: cli.data.score takes cli.data.edit:output_problems

@@ -29,10 +29,11 @@ from understudy.policies.flow.model import FlowPolicy
 from understudy.rollout.intervals import wilson_interval
 from understudy.rollout.play import rollout_saved_policy
 from understudy.train import background_rollouts, run
-from understudy.train.background_rollouts import check_action_steps, check_rollouts
+from understudy.train.background_rollouts import check_rollouts
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.run_hooks import check_rollout_settings
 from understudy.train.track import metrics_file
 from understudy.train.track.trackers import MetricsLog
 
@@ -379,7 +380,7 @@ def test_action_steps_fit_the_chunk_of_the_weights(
     full = config.with_policy_defaults()
     assert (full.problems() == []) == fits
     if fits:
-        check_action_steps(full)
+        check_rollout_settings(full)
         return
     with refused("rollout.action_steps", 6, 3, kind=ConfigError):
         check_rollouts(full, {})

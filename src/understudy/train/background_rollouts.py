@@ -43,6 +43,7 @@ from understudy.progress import Progress
 from understudy.records import Record
 from understudy.rollout.intervals import wilson_interval
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.run_hooks import check_rollout_settings
 from understudy.train.track.trackers import MetricsLog
 
 KIND = "rollout"
@@ -53,12 +54,6 @@ MAX_LINES = 12  # lines of a failed worker's output in the log
 LONG_QUEUE = 3  # queue length that is logged
 
 logger = logging.getLogger(__name__)
-
-
-def check_action_steps(config: TrainConfig) -> None:
-    """Raise ConfigError where a rollout would execute more actions than a chunk of the resolved settings has."""
-    if problems := config.rollout_problems():
-        raise ConfigError("\n".join(problems))
 
 
 def check_rollouts(config: TrainConfig, record: Record) -> None:
@@ -73,7 +68,7 @@ def check_rollouts(config: TrainConfig, record: Record) -> None:
     """
     if not config.rollout.every:
         return
-    check_action_steps(config)
+    check_rollout_settings(config)
     from understudy.rollout.play import prepare_env
 
     try:
@@ -86,7 +81,7 @@ def check_rollouts(config: TrainConfig, record: Record) -> None:
 
 
 class BackgroundRollouts:
-    """Queue and worker of a run's rollouts on rank 0; on the other ranks nothing happens.
+    """Queue and worker of a run's rollouts on rank 0; on the other ranks nothing happens (`run_hooks.RunHook`).
 
     Args:
         run: the run directory.
@@ -98,6 +93,8 @@ class BackgroundRollouts:
     Raises:
         ConfigError: these rollouts cannot run here.
     """
+
+    check = staticmethod(check_rollouts)
 
     def __init__(self, run: RunDir, config: TrainConfig, record: Record, step: int, first: bool) -> None:
         self._run, self._config = run, config

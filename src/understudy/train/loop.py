@@ -28,11 +28,11 @@ from understudy.optim.lora import merge_adapters
 from understudy.progress import Progress
 from understudy.records import Batch, Record
 from understudy.train import precision
-from understudy.train.background_rollouts import BackgroundRollouts
 from understudy.train.checkpoint import checkpoint, checksums
 from understudy.train.checkpoint.checkpoint import Best, Saver
 from understudy.train.micro_batches import PartCounts, sum_counts
 from understudy.train.optimizer_step import NULL, StepResult, Timer
+from understudy.train.run_hooks import RunHooks
 from understudy.train.state import TrainState
 from understudy.train.track.trackers import MetricsLog
 from understudy.train.validation.metrics import best_metrics
@@ -44,7 +44,7 @@ def run_steps(
     validation: ValidationData | None,
     loader: Loader,
     saver: Saver,
-    rollouts: BackgroundRollouts,
+    hooks: RunHooks,
     log: MetricsLog,
     stop: Stop,
 ) -> bool:
@@ -69,18 +69,18 @@ def run_steps(
             complete = state.step == config.steps
             last = complete or stopping
             validate_now = validation is not None and (complete or _is_due(state.step, config.val.every))
-            rollout_now = rollouts.due(state.step)
+            hooks_now = hooks.due(state.step)
             save = last or _is_due(state.step, config.checkpoint.every)
-            if validate_now or rollout_now or save or _is_due(state.step, config.log.every):
+            if validate_now or hooks_now or save or _is_due(state.step, config.log.every):
                 runner.log_steps()
-                rollouts.poll(log, state.step)
+                hooks.poll(log, state.step)
             result: Record | None = {}
             error = None
             if validate_now and validation is not None:
                 result, error = validate_and_log(state, validation, stop, log)
                 last = last or result is None
-            if rollout_now:  # before the checkpoint, so that a run resumed from it finds the rollout in the queue
-                rollouts.enqueue(state.step, state.eval_policy, gather_weights(state))
+            if hooks_now:  # before the checkpoint, so that a run resumed from it finds the work in the queue
+                hooks.enqueue(state.step, state.eval_policy, gather_weights(state))
             # Steps that change nothing must not displace good checkpoints.
             save = last or (save and not runner.stalled)
             is_best = saver.improves(best_metrics(result or {})) and not runner.stalled
@@ -99,7 +99,7 @@ def run_steps(
                 raise error
             if last:
                 return complete and result is not None
-            if validate_now or rollout_now or save:
+            if validate_now or hooks_now or save:
                 runner.restart_clock()
 
 

@@ -31,7 +31,6 @@ from understudy.policies.policy_folder import check_unchanged
 from understudy.records import Record
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train import precision
-from understudy.train.background_rollouts import BackgroundRollouts, check_action_steps, check_rollouts
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.export import find_checkpoint
@@ -47,6 +46,7 @@ from understudy.train.loop import gather_weights, library_versions, make_pending
 from understudy.train.paths import moved_fix, resolve_paths, with_local_files, with_root
 from understudy.train.profiling.peak_check import PeakForecast
 from understudy.train.resume_check import check_resume, stretch_schedule
+from understudy.train.run_hooks import check_hooks, check_rollout_settings, open_hooks
 from understudy.train.run_record import current_order, load_initial_weights, new_run_record
 from understudy.train.startup_summary import describe_trainable, startup_summary
 from understudy.train.state import TrainState, init_train_state
@@ -74,7 +74,7 @@ def train(config: TrainConfig) -> int:
     config = resolve_paths(with_local_files(without_credentials(config)).resolved())
     if config.data.update:
         raise ConfigError("data.update: a new run has all episodes; give it to `understudy resume`")
-    check_action_steps(config)
+    check_rollout_settings(config)
     run = RunDir(Path(config.output_dir))
 
     def work(mesh: Mesh, stop: Stop) -> int:
@@ -369,7 +369,7 @@ def _run(
         order = current_order(record, saved, then, config, data, where=run.order)
         weights = load_initial_weights(config, data, record) if latest is None else None
         dtypes = _frozen_dtypes(latest) if latest is not None else None
-    mesh.first(lambda: check_rollouts(config, record))
+    mesh.first(lambda: check_hooks(config, record))
     with ExitStack() as stack:
         stack.enter_context(closing(PeakForecast(config, data, record["normalisation"], mesh)))
         state = init_train_state(config, data, record["normalisation"], mesh, weights, dtypes, check_files=True)
@@ -388,8 +388,8 @@ def _run(
                 logger.info("resume: from %s, position %s", latest.name, saved["position"])
         with mesh.together():
             log = stack.enter_context(closing(MetricsLog(run.root, config, state.step, writes=mesh.rank == 0)))
-            rollouts = BackgroundRollouts(run, config, record, state.step, first=mesh.rank == 0)
-            stack.enter_context(closing(rollouts))
+            hooks = open_hooks(run, config, record, state.step, first=mesh.rank == 0)
+            stack.enter_context(closing(hooks))
         position, journal = saved["position"] if saved else 0, run.substitutions(mesh.rank)
         state.begin(saved, position, data.weights, versions_read(data))
         state.updates = mesh.first(lambda: write_update(run, record, data, order, saved or {}, config))
@@ -401,7 +401,7 @@ def _run(
             complete = True
             if validation and latest is not None and saved is not None and saved.get(checkpoint.PENDING):
                 complete = make_pending_validation(state, validation, saver, log, stop, latest)
-            complete = complete and run_steps(state, validation, loader, saver, rollouts, log, stop)
+            complete = complete and run_steps(state, validation, loader, saver, hooks, log, stop)
             saver.wait()
             if count := len(loader.substitutions):
                 logger.warning("%s samples could not be read and were substituted: %s", count, journal)
@@ -409,7 +409,7 @@ def _run(
             logger.info("%s", verdict)
         if complete:
             _export_policy(run, state, record)
-            if rollouts.wait_until_done(log, mesh, stop):
+            if hooks.wait_until_done(log, mesh, stop):
                 return DONE
     if mesh.rank == 0:
         run.stop.unlink(missing_ok=True)

@@ -35,8 +35,8 @@ from understudy.report.page import (
     tiles,
 )
 from understudy.report.run import overlay
+from understudy.report.run.parts import page_parts
 from understudy.report.run.results import read_results
-from understudy.report.run.rollouts import interval_text, render_rollouts
 from understudy.report.run.validation import number, render_imagined, render_losses, render_validation
 from understudy.report.run.worst_episodes import render_worst_episodes
 from understudy.report.step_profile import render_sources, render_step
@@ -95,10 +95,10 @@ def write_report(
     run = RunDir(root)
     config = first.config
     record = first.record
-    results = first.results
     if path is not None:
         refuse_foreign(path)
-    train, speed, val, rollouts = first.logs.values()
+    train, speed, val, _ = first.logs.values()
+    parts = page_parts(first)
     state = _latest_state(run)
     order = {**record["order"], **({"schedule": state["schedule"]} if state.get("schedule") else {})}
     step = train[-1]["step"] if train else 0
@@ -106,7 +106,7 @@ def write_report(
     versions = list(state.get("versions", {}).items())
     name = "/".join(root.resolve().parts[-2:])  # with its parent: "run" alone is too short
     sections = [
-        section("Rollouts", *render_rollouts(rollouts, results, run.rollouts)),
+        *(section(part.title, *part.blocks) for part in parts),
         section("Loss", *render_losses(train, val)),
         section("Worst validation episodes", *render_worst_episodes(run, val, worst_episodes, predict=predict)),
         section("Validation", *render_validation(val)),
@@ -127,7 +127,7 @@ def write_report(
         text(f"step {step:,} of {config.steps:,}, {progress} · {config.data.root or ', '.join(config.data.names())}"),
         text(summarize(verdict), "verdict") if verdict else None,
         text(f"policy/ is of {choice}") if (choice := describe_policy(root)) else None,
-        tiles([*_success_figures(rollouts, results), *_loss_figures(verdict, train, val)]),
+        tiles([*(figure for part in parts for figure in part.figures), *_loss_figures(verdict, train, val)]),
     ]
     if others:
         overlay.draw_over(sections, list(map(_curves, others)))
@@ -151,9 +151,10 @@ def write_report(
 
 def _curves(run: overlay.Run) -> Blocks:
     """Render the blocks of a run that have curves over its steps."""
-    train, speed, val, rollouts = run.logs.values()
-    blocks = [*render_rollouts(rollouts, (), run.root), *render_losses(train, val), *render_validation(val)]
-    return [*blocks, _speed_charts(train, speed)]
+    train, speed, val, _ = run.logs.values()
+    parts = page_parts(replace(run, results=()))  # a result of one step has no curve
+    blocks = [block for part in parts for block in part.blocks]
+    return [*blocks, *render_losses(train, val), *render_validation(val), _speed_charts(train, speed)]
 
 
 def summarize(verdict: Verdict) -> str:
@@ -182,18 +183,6 @@ def _latest_state(run: RunDir) -> dict[str, Any]:
     with suppress(CheckpointError):
         return checkpoint.read_state(latest) if latest is not None else {}
     return {}
-
-
-def _success_figures(rollouts: Records, results: Sequence[Record]) -> list[tuple[str, str]]:
-    """Success of the latest rollouts during training and of each result, with its interval."""
-    rates = []
-    if rollouts:
-        latest = max(rollouts, key=lambda record: record["step"])
-        rates.append((latest["success"], f"success of the weights of step {latest['step']:,}"))
-    for result in results:
-        name = "success with swapped text" if result["swap_text"] else "success"
-        rates.append((result["success"], f"{name}, {result['world']}"))
-    return [(f"{rate['successes']}/{rate['episodes']}", f"{name}; {interval_text(rate)}") for rate, name in rates]
 
 
 def _loss_figures(verdict: Verdict | None, train: Records, val: Records) -> list[tuple[str, str]]:

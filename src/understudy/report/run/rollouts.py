@@ -9,10 +9,20 @@ import numpy as np
 from understudy.records import Record, Records
 from understudy.report.curves import chart, line, record_line
 from understudy.report.page import Block, Blocks, card, encoded_image, film, fold, interval_bar, table, text
+from understudy.report.run.overlay import Run
+from understudy.report.run.parts import PagePart
 from understudy.report.run.tables import short
+from understudy.train.checkpoint.run_dir import RunDir
 
 Rate = Mapping[str, Any]
 """Successes, episodes and the 95 % interval `low` to `high`."""
+
+
+def rollouts_part(run: Run) -> PagePart:
+    """Return the part of a run's page on its rollouts (`report/run/parts.py`)."""
+    during = run.logs["rollout"]
+    blocks = render_rollouts(during, run.results, RunDir(run.root).rollouts)
+    return PagePart("Rollouts", blocks, _success_figures(during, run.results))
 
 
 def render_rollouts(records: Records, results: Sequence[Record], folder: Path) -> Blocks:
@@ -29,6 +39,18 @@ def render_rollouts(records: Records, results: Sequence[Record], folder: Path) -
 def interval_text(rate: Rate) -> str:
     """Format the 95 % interval of a success rate."""
     return f"{100 * rate['low']:.0f} to {100 * rate['high']:.0f} %"
+
+
+def _success_figures(rollouts: Records, results: Sequence[Record]) -> list[tuple[str, str]]:
+    """Success of the latest rollouts during training and of each result, with its interval."""
+    rates = []
+    if rollouts:
+        latest = max(rollouts, key=lambda record: record["step"])
+        rates.append((latest["success"], f"success of the weights of step {latest['step']:,}"))
+    for result in results:
+        name = "success with swapped text" if result["swap_text"] else "success"
+        rates.append((result["success"], f"{name}, {result['world']}"))
+    return [(f"{rate['successes']}/{rate['episodes']}", f"{name}; {interval_text(rate)}") for rate, name in rates]
 
 
 def _during_training(records: Records) -> Blocks:

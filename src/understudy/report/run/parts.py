@@ -1,0 +1,35 @@
+"""Parts of a run's page that other packages add, by entry points of the group `understudy.pages`."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from understudy.entry_points import find_entry_points
+from understudy.optional_packages import missing_extra
+from understudy.report.page import Block, text
+from understudy.report.run.overlay import Run
+from understudy.train.checkpoint.run_dir import RunDir
+
+GROUP = "understudy.pages"
+"""Group of the entry points: functions of a `Run` -> `PagePart`."""
+ROLLOUTS = "rollouts"
+"""Entry point of the part on rollouts, of the extra `robot`."""
+
+
+class PagePart(NamedTuple):
+    """A section of a run's page, and its figures at the top."""
+
+    title: str
+    blocks: Sequence[Block | None]
+    figures: Sequence[tuple[str, str]]
+    """Number and its description."""
+
+
+def page_parts(run: Run) -> list[PagePart]:
+    """Return the parts of all packages that are installed, by the names of their entry points."""
+    points = find_entry_points(GROUP)
+    parts: list[PagePart] = [point.load()(run) for point in points.values()]
+    folder = RunDir(run.root).rollouts
+    if ROLLOUTS not in points and folder.is_dir():
+        line = text(f"{folder}: {missing_extra('the package of rollouts', 'robot')}")
+        parts.append(PagePart("Rollouts", [line], ()))
+    return parts
