@@ -45,7 +45,7 @@ WHEELS = {
     """,
     "tools": """
         check edit imports hub.upload storage.bucket report.check_page report.view cli.hub
-        cli.data.check cli.data.check_several cli.data.edit cli.data.importing cli.data.order
+        cli.data.check cli.data.check_several cli.data.copies cli.data.edit cli.data.importing cli.data.order
         cli.data.publish cli.data.ranges cli.data.select cli.data.view
     """,
     "understudy": """

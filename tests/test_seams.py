@@ -8,14 +8,6 @@ import pytest
 
 SEAMS = runpy.run_path(str(Path(__file__).parents[1] / "scripts/seams.py"))
 NOT_YET = """
-zoo -> tools: cli.data.score takes cli.data.edit:EditConfig
-zoo -> tools: cli.data.score takes cli.data.edit:make_plans
-zoo -> tools: cli.data.score takes cli.data.edit:output_problems
-zoo -> tools: cli.data.score takes edit.plan:Piece
-zoo -> tools: cli.data.score takes edit.plan:Plan
-zoo -> tools: cli.data.score takes edit.write_set:check_output
-zoo -> tools: cli.data.score takes edit.write_set:digest_files
-zoo -> tools: cli.data.score takes edit.write_set:write_outputs
 """
 """Names taken against the arrows. None is added: the name moves to a distribution below."""
 

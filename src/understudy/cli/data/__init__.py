@@ -3,6 +3,7 @@
 record         `understudy record`
 importing      `understudy import`
 edit           `understudy edit` and `understudy segment`
+copies         a copy of a dataset with new columns, for other commands
 score          `understudy score`
 publish        `understudy publish`
 check          `understudy check`

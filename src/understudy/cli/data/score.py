@@ -2,33 +2,76 @@
 
 import hashlib
 import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from understudy.atomic import DRAFT_SUFFIX, BeingWritten, hold_folder
-from understudy.cli.data.edit import EditConfig, make_plans, output_problems
 from understudy.config.declare import Ge, Interval, Positional
 from understudy.config.workers import WorkersConfig
 from understudy.cores import available_cores
+from understudy.entry_points import load_entry_point
 from understudy.errors import DatasetError
 from understudy.parts import Workers
 from understudy.progress import Progress
+from understudy.records import Record
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from understudy.data.format.catalog import Catalog
     from understudy.data.format.features import Feature
-    from understudy.edit.plan import Piece, Plan
     from understudy.train.score import ValueFunction
 
 VALUE, ADVANTAGE, POSITIVE = "value", "advantage", "advantage_is_positive"
 DTYPES = {VALUE: "float32", ADVANTAGE: "float32", POSITIVE: "bool"}
 """Columns that are written, with their dtypes."""
+
+
+class Copy(Protocol):
+    """A copy of a dataset with new columns (`cli/data/copies.py`)."""
+
+    def __init__(self, catalog: "Catalog", data: str, out: Path) -> None: ...
+
+    @staticmethod
+    def problems(paths: Sequence[str], command: str) -> list[str]:
+        """List errors of the arguments SRC OUT of a command."""
+
+    @property
+    def features(self) -> "Mapping[str, Feature]":
+        """Features of the copy, without new ones."""
+
+    @property
+    def work(self) -> int:
+        """Frames that `write` counts."""
+
+    def digest(self) -> str:
+        """Return a digest of the dataset's files."""
+
+    def check(self) -> None:
+        """Raise DatasetError where the folder has been taken since."""
+
+    def write(
+        self,
+        features: "Mapping[str, Feature]",
+        columns: "Mapping[str, Mapping[int, np.ndarray]]",
+        origin: Record,
+        workers: Workers,
+        count: Callable[[int], None],
+    ) -> None:
+        """Write the copy with new columns, column -> table row -> numbers."""
+
+
+def copy_type() -> type[Copy]:
+    """Return the class of copies, of the distribution of `understudy edit`.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    kind: type[Copy] = load_entry_point("understudy.writers", "copy", "the writer of datasets", "tools")
+    return kind
 
 
 @dataclass(frozen=True)
@@ -63,7 +106,7 @@ class ScoreConfig(WorkersConfig):
         """List errors in the settings, one line each."""
         if len(self.paths) != 3:
             return ["paths: required, a run, a dataset and a new folder: understudy score RUN DATA OUT"]
-        errors = output_problems(self.paths[1:], "score RUN") + self.worker_problems()
+        errors = copy_type().problems(self.paths[1:], "score RUN") + self.worker_problems()
         if self.ray and self.device != "cpu":
             errors.append(f"device: {self.device}: tasks of a Ray cluster have one core each; give --device cpu")
         return errors
@@ -72,41 +115,35 @@ class ScoreConfig(WorkersConfig):
 def score(config: ScoreConfig) -> None:
     """Compute the values, write the output and print a summary."""
     from understudy.data.selection.select import open_episodes
-    from understudy.edit.write_set import check_output, write_outputs
     from understudy.train.score import ComputeValues, compute_values, open_value_function
 
     run, data, out = Path(config.paths[0]), config.paths[1], Path(config.paths[2])
     threads = config.num_threads or max(1, available_cores() // (config.workers or 1))
     catalog = open_episodes(data)
-    plan = make_plans(EditConfig(paths=(data, str(out))), [catalog], out)[""]
-    if taken := [key for key in DTYPES if key in plan.features]:
+    copy = copy_type()(catalog, data, out)
+    if taken := [key for key in DTYPES if key in copy.features]:
         fix = f"write a dataset without them first: understudy edit SRC OUT --drop-features {' '.join(taken)}"
         raise DatasetError(f"has {', '.join(taken)}", where=catalog.root, fix=fix)
-    feature = plan.features.get(config.interventions)
+    feature = copy.features.get(config.interventions)
     if config.interventions and (feature is None or feature.is_text or tuple(feature.shape) != (1,)):
         problem = f"interventions is {config.interventions!r}, which is not a feature with one number per frame"
         raise DatasetError(problem, where=catalog.root, fix="name such a feature; `understudy check` lists them")
     opened = run, data, config.source, config.device
     function = open_value_function(*opened)
-    origin = describe(config, function, plan)
+    origin = describe(config, function, catalog.tasks, copy.digest())
     pieces = out.with_name(f".{out.name}.values")
     pieces.mkdir(parents=True, exist_ok=True)
     try:
         with hold_folder(pieces):
-            check_output(out, [catalog])  # another command may have written it since
+            copy.check()  # another command may have written it since
             work = ComputeValues(opened, threads, json.dumps(origin["values"], ensure_ascii=False), function)
             with Workers(config.workers or 1, config.ray, pieces) as workers:
                 values = compute_values(work, len(function.dataset), workers)
             columns, summary = score_episodes(config, function, values)
-            scored = replace(
-                plan,
-                features={**plan.features, **_features()},
-                columns={key: partial(_column, columns[key]) for key in DTYPES},
-                origin={"score": origin | {"tasks": summary}},
-            )
-            pool = Workers(config.processes(plan.work), config.ray, config.work)
-            with pool as workers, Progress(plan.work, "write", "frame") as bar:
-                write_outputs({"": scored}, out, ["understudy", *sys.argv[1:]], workers, bar.update)
+            written = {"score": origin | {"tasks": summary}}
+            pool = Workers(config.processes(copy.work), config.ray, config.work)
+            with pool as workers, Progress(copy.work, "write", "frame") as bar:
+                copy.write(_features(), columns, written, workers, bar.update)
             for path in (*pieces.glob("*.part"), *pieces.glob(f".*{DRAFT_SUFFIX}")):
                 path.unlink()
             with suppress(OSError):  # has other files
@@ -123,19 +160,27 @@ def score(config: ScoreConfig) -> None:
         print(f"  {task}: value {figures['value']:.4g}, {share} positive: advantage above {figures['threshold']:.4g}")
 
 
-def describe(config: ScoreConfig, function: "ValueFunction", plan: "Plan") -> dict[str, Any]:
-    """Return `values`: everything that the values depend on, and the settings of the advantage, for meta/edit.json."""
+def describe(config: ScoreConfig, function: "ValueFunction", tasks: Sequence[str], digest: str) -> dict[str, Any]:
+    """Return the origin of the columns for meta/edit.json.
+
+    Args:
+        config: the settings.
+        function: the value function.
+        tasks: texts of the dataset's tasks.
+        digest: of the dataset's files.
+
+    Returns:
+        `values`, all that the values depend on, and the settings of the advantage.
+    """
     import av
     import torch
 
     from understudy._version import __version__
-    from understudy.edit.write_set import digest_files
 
-    catalog, rows = plan.sources[0], [piece.row for piece in plan.pieces]
     causes = {
         "policy": dict(function.checksums),
-        "data": digest_files(catalog, rows, plan.cameras),
-        "tasks": hashlib.sha256("\0".join(catalog.tasks).encode()).hexdigest(),
+        "data": digest,
+        "tasks": hashlib.sha256("\0".join(tasks).encode()).hexdigest(),
         "source": dict(function.source),
         "device": config.device,
         "versions": {"understudy": __version__, "torch": torch.__version__, "av": av.__version__},
@@ -212,7 +257,3 @@ def _features() -> dict[str, "Feature"]:
     from understudy.data.write.writer import check_features
 
     return check_features({key: {"dtype": dtype, "shape": (1,), "names": [key]} for key, dtype in DTYPES.items()})
-
-
-def _column(of_row: Mapping[int, "np.ndarray"], piece: "Piece") -> "np.ndarray":
-    return of_row[piece.row][piece.start : piece.stop]
