@@ -2,8 +2,8 @@
 
 With `--against` it lists those that are not allowed. `src/understudy` shall become eight
 distributions, each with a person who installs it alone. WHEELS says which file goes into which of
-them, ARROWS which of them may import which. Nothing is moved yet: tests/test_seams.py lists the
-imports that are not allowed, and refuses new ones.
+them, ARROWS which of them may import which. Nothing is moved yet: tests/test_seams.py refuses
+imports that are not allowed.
 
 An import counts wherever it is written: in a function, in a stub, as an attribute of an imported
 module, as a text "module", or as "module:name", also below the package of the file.

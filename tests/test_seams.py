@@ -7,18 +7,13 @@ from pathlib import Path
 import pytest
 
 SEAMS = runpy.run_path(str(Path(__file__).parents[1] / "scripts/seams.py"))
-NOT_YET = """
-"""
-"""Names taken against the arrows. None is added: the name moves to a distribution below."""
 
 
-def test_no_import_against_the_arrows_is_new() -> None:
+def test_no_import_runs_against_the_arrows() -> None:
+    """The remedy: the name moves to a distribution below, or is found by an entry point."""
     crossings = SEAMS["find_crossings"](SEAMS["find_modules"]())
-    wrong = set(map(str, SEAMS["against"](crossings)))
-    listed = NOT_YET.strip().splitlines()
-    assert wrong - set(listed) == set(), "take the name from a distribution that may give it"
-    assert set(listed) - wrong == set(), "these are gone: remove them from the list"
-    assert listed == sorted(listed)
+    assert len(crossings) > 100
+    assert list(map(str, SEAMS["against"](crossings))) == []
 
 
 def test_the_table_has_each_file_and_nothing_else() -> None:
