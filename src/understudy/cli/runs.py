@@ -169,12 +169,13 @@ def report(config: ReportConfig) -> None:
         if not config.output:
             return
     output = Path(config.output or (OUTPUT if others else first.root / "report.html"))
-    if others or output.resolve() != (first.root / "report.html").resolve():
+    is_own = not others and output.resolve() == (first.root / "report.html").resolve()
+    if not is_own:
         for root in roots if others else ():
             if output.resolve().is_relative_to(root.resolve()):
                 raise ConfigError(f"output: {output} would lie in the run {root}; name a file by --output")
         refuse_foreign(output)
         refuse_existing(output, "output", config.overwrite)
-    path = write_report(first.root, output, worst_episodes=config.worst_episodes, others=others)
+    path = write_report(first.root, None if is_own else output, worst_episodes=config.worst_episodes, others=others)
     if not config.json:
         print(f"{format_comparison(compare([first, *others]))}\n\nreport: {path}" if others else f"report: {path}")

@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,11 @@ class Findings:
         self._by_episode: dict[int, list[dict[str, Any]]] | None = None
         self._general: list[dict[str, Any]] = []
         if path:
-            self._take(_read(path, catalog))
+            findings = _read(path, catalog)
+            try:
+                self._take(findings)
+            except (AttributeError, TypeError, ValueError) as error:
+                raise DatasetError(f"holds no findings: {error}", where=path, fix=_FIX) from error
 
     @property
     def known(self) -> bool:
@@ -254,12 +259,13 @@ class Findings:
         general = []
         for finding in findings:
             place = finding.get("place") or {}
-            short = {name: finding.get(name) or "" for name in ("rule", "severity", "message", "fix")}
+            frame = place.get("frame")
+            short = {name: str(finding.get(name) or "") for name in ("rule", "severity", "message", "fix")}
             fields: dict[str, Any] = {name: place.get(name) or "" for name in ("file", "camera", "column", "dimension")}
             short["where"] = str(Place(**fields))
             for number, episode in enumerate(place.get("episodes") or ()):
                 # The frame belongs to the first episode.
-                by_episode[int(episode)].append(short | {"frame": None if number else place.get("frame")})
+                by_episode[index(episode)].append(short | {"frame": None if number or frame is None else index(frame)})
             if not place.get("episodes"):
                 general.append(short | {"frame": None})
         self._by_episode, self._general = by_episode, general
@@ -273,25 +279,10 @@ def _read(path: str, catalog: Catalog) -> list[Record]:
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"not valid JSON: {error}", where=path, fix=_FIX) from error
     findings = content.get("findings") if isinstance(content, dict) else None
-    if not isinstance(findings, list) or not all(map(_is_finding, findings)):
+    if not isinstance(findings, list):
         raise DatasetError("holds no findings", where=path, fix=_FIX)
     size = content.get("episodes"), content.get("frames")
     if size != (catalog.num_episodes, catalog.num_frames):
         sizes = f"{size[0]} episodes and {size[1]} frames, this one {catalog.num_episodes} and {catalog.num_frames}"
         raise DatasetError(f"its dataset has {sizes}", where=path, fix="check this dataset: understudy check PATH")
     return findings
-
-
-def _is_finding(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("rule"), str):
-        return False
-    place = value.get("place")
-    episodes = place.get("episodes", []) if isinstance(place, dict) else None
-    frame = place.get("frame") if isinstance(place, dict) else None
-    texts = (value.get(name, "") for name in ("severity", "message", "fix"))
-    return (
-        isinstance(episodes, list)
-        and all(type(episode) is int for episode in episodes)
-        and (frame is None or type(frame) is int)
-        and all(isinstance(text, str) for text in texts)
-    )
