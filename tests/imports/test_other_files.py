@@ -76,7 +76,12 @@ WAYS += ["soft link to a link", "link to a group", "soft link through a group", 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_import_refuses_hdf5_arrays_of_other_files(tmp_path: Path, private: Path, way: str) -> None:
+def test_import_refuses_hdf5_arrays_of_other_files(
+    tmp_path: Path,
+    private: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+) -> None:
     other, text = str(private / "other.hdf5"), str(private / "key.txt")
 
     def fill(file: Any, obs: Any) -> None:
@@ -115,7 +120,7 @@ def test_import_refuses_hdf5_arrays_of_other_files(tmp_path: Path, private: Path
             file["data/demo_0/obs"] = h5py.SoftLink("/hidden")
 
     path = robomimic(tmp_path / "a.hdf5", fill)
-    os.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     mapping = {"features": {"observation.state": f"obs/{KEY}", "action": "actions"}, "fps": 20}
     error = fault(lambda: run(tmp_path / "out", path, mapping=mapping))
     assert error.kind in ("link", "missing")
