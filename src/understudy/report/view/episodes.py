@@ -278,10 +278,11 @@ def _read(path: str, catalog: Catalog) -> list[Record]:
         raise DatasetError(f"cannot be read: {error.strerror}", where=path, fix=_FIX) from error
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"not valid JSON: {error}", where=path, fix=_FIX) from error
-    findings = content.get("findings") if isinstance(content, dict) else None
-    if not isinstance(findings, list):
+    facts = content if isinstance(content, dict) else {}
+    findings = facts.get("findings")
+    size = facts.get("episodes"), facts.get("frames")
+    if not isinstance(findings, list) or None in size:
         raise DatasetError("holds no findings", where=path, fix=_FIX)
-    size = content.get("episodes"), content.get("frames")
     if size != (catalog.num_episodes, catalog.num_frames):
         sizes = f"{size[0]} episodes and {size[1]} frames, this one {catalog.num_episodes} and {catalog.num_frames}"
         raise DatasetError(f"its dataset has {sizes}", where=path, fix="check this dataset: understudy check PATH")
