@@ -5,6 +5,8 @@ Eight ranks that read a dataset of ten million episodes then share one table. A 
 this user alone can have written it. Each process keeps its own copy of a small table, and of every table if no local
 folder can hold the files (not writable, full, or on a network file system).
 
+Thousands of small tables have files in groups (`once_per_group`).
+
 Tables follow from each other (`share`). A mapped file among the inputs is a part of the key by its name, which is the
 hash of all its own inputs. So a key costs nothing, and a new first table leads to new names of all others.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import json
 import math
 import mmap
 import os
@@ -21,17 +24,20 @@ import pickle
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache as remember
 from functools import partial
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from understudy._version import __version__
 from understudy.errors import DatasetError
+from understudy.plain_values import flatten, restore
 from understudy.storage import locks
 from understudy.storage.cache_budget import evict_files
 from understudy.storage.table_file import FORMAT, Mapped, map_file, open_table, size_of, write_table
@@ -43,10 +49,14 @@ BUDGET = 16 << 30
 ROW_BUDGET = 64 << 30
 """The same of the columns of data files (`data/read/row_tables.py`), where no other size is set."""
 
+GROUP = 64
+"""Small tables that share a file, about; as few or fewer need no groups."""
+
 _LARGE = 1 << 20  # bytes of a result that has a file
 _SLOW = 0.02  # or seconds to make it
 _CHECKED_ONCE = 1 << 24  # bytes from which a file is compared with its checksums once until the host restarts
 _WAIT = 600.0  # seconds to wait for the process that makes a table; then this process makes its own
+_ALIGNED = 16  # bytes: arrays of a group begin at multiples
 _NETWORK = ("nfs", "cifs", "smb", "afs", "9p", "lustre", "gpfs", "beegfs", "ceph", "gluster", "fuse")
 
 Arrays = Mapping[str, np.ndarray]
@@ -94,6 +104,97 @@ def once_per_host(
         with contextlib.suppress(OSError):
             os.unlink(f"{path}.lock")
         return table
+
+
+def are_many(tables: int) -> bool:
+    """Return whether so many small tables have files in groups."""
+    return tables > GROUP
+
+
+@dataclass(frozen=True)
+class Member(Generic[T]):
+    """One of many small tables.
+
+    Attributes:
+        place: Name that stays when the inputs change; it decides the group.
+        key: Returns text that changes with each input of the table.
+        make: Returns the table, plain values (`plain_values.py`); None: it has none now, and its group gets no file.
+    """
+
+    place: str
+    key: Callable[[], str]
+    make: Callable[[], T | None]
+
+
+def once_per_group(
+    members: Sequence[Member[T]],
+    cache: str = "",
+    *,
+    folder: str = "tables",
+    budget: int = 0,
+    mapped: bool = True,
+) -> Iterator[tuple[int, T | None]]:
+    """Yield the number and the table of each member, from the files of groups; make what is not there.
+
+    A change of any member makes the file of its group again. The group of a member follows from its place and the
+    number of members (in powers of two), so other members come and go without an effect on most groups. A file is not
+    written where a key changed meanwhile.
+
+    Args:
+        members: The tables.
+        cache: See `once_per_host`, as of the others.
+        folder: Name of the folder of the files.
+        budget: Bytes of all files of the folder.
+        mapped: Whether arrays stay in the files; otherwise they are read into memory.
+    """
+    groups = 1 << (len(members) // GROUP).bit_length()
+    grouped: dict[int, list[int]] = {}
+    for number, member in enumerate(members):
+        grouped.setdefault(zlib.crc32(member.place.encode()) % groups, []).append(number)
+    for numbers in grouped.values():
+        tables = _of_group([members[number] for number in numbers], cache, folder, budget, mapped)
+        yield from zip(numbers, tables, strict=True)
+
+
+def _of_group(members: Sequence[Member[T]], cache: str, folder: str, budget: int, mapped: bool) -> list[T | None]:
+    keys = [member.key() for member in members]
+    key = hashlib.sha256(json.dumps([code_version(), keys]).encode()).hexdigest()
+    made: list[T | None] = []
+
+    def make() -> tuple[dict[str, Any], bool]:
+        made[:] = [member.make() for member in members]
+        is_whole = all(table is not None for table in made) and [member.key() for member in members] == keys
+        return _packed(made) if is_whole else {}, is_whole
+
+    stored = once_per_host(key, make, cache, folder=folder, budget=budget, durable=False)
+    with contextlib.suppress(ValueError):  # of classes that are others by now
+        return _unpacked(stored, mapped) if stored else made
+    return [member.make() for member in members]
+
+
+def _packed(tables: Sequence[Any]) -> dict[str, Any]:
+    """Return tables as one array and a text: a file with thousands of arrays would cost more than their content."""
+    structure, arrays = flatten(list(tables))
+    sizes = np.array([array.nbytes for array in arrays], np.int64)
+    begins = _begins(sizes).tolist()
+    values = np.zeros(begins[-1], np.uint8)
+    for begin, array in zip(begins, arrays):
+        values[begin : begin + array.nbytes] = np.frombuffer(array.tobytes("A"), np.uint8)
+    return {"structure": json.dumps(structure), "sizes": sizes, "values": values}
+
+
+def _unpacked(packed: Mapping[str, Any], mapped: bool) -> list[Any]:
+    sizes = packed["sizes"]
+    values = packed["values"] if mapped else np.array(packed["values"])
+    begins = _begins(sizes)[:-1].tolist()
+    contents = [values[begin : begin + size] for begin, size in zip(begins, sizes.tolist())]
+    tables: list[Any] = restore(json.loads(packed["structure"]), contents)
+    return tables
+
+
+def _begins(sizes: np.ndarray) -> np.ndarray:
+    """First byte of each array of a group, and the number of all bytes."""
+    return np.append(0, np.cumsum(-(-sizes // _ALIGNED) * _ALIGNED))
 
 
 def is_stored(folder: Path, key: str) -> bool:

@@ -19,6 +19,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.stats import norm_heads, summary
 from understudy.data.stats.norm_heads import Member, compute_normalization
+from understudy.storage import mapped_tables
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy
 
 ACTION, STATE = "action", "observation.state"
@@ -91,7 +92,7 @@ def test_small_sources_of_a_mixture_share_files(
     tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Same bits as without a cache; a changed source is read again, with few others."""
-    monkeypatch.setattr(summary, "GROUP", 2)
+    monkeypatch.setattr(mapped_tables, "GROUP", 2)
     roots = [tmp_path / f"s{number}" for number in range(12)]
     for number, one in enumerate(roots):
         write_dataset(one, Spec(version="v2.1", lengths=(6, 9 + number), cameras=(), action_dim=3))
@@ -128,7 +129,7 @@ def test_small_sources_have_their_own_files_on_a_network_file_system(
     tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They stay in the user's folder, which the next node sees, too."""
-    monkeypatch.setattr(summary, "GROUP", 1)
+    monkeypatch.setattr(mapped_tables, "GROUP", 1)
     monkeypatch.setattr(summary, "is_network", lambda path: True)
     roots = [tmp_path / f"s{number}" for number in range(3)]
     for number, one in enumerate(roots):

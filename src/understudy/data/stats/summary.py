@@ -14,7 +14,7 @@ only, file by file. Memory of each process holds one file's columns, a block of 
 `load_or_compute` keeps summaries on disk for the next run, under a hash of everything they depend on.
 
     <folder>/statistics/<hash>.npz      the summaries of one source
-    <folder>/statistics/<hash>          those of up to about `GROUP` small sources of a mixture (`mapped_tables.py`)
+    <folder>/statistics/<hash>          those of up to about 64 small sources of a mixture (`mapped_tables.py`)
 
 The hash covers the frames, the keys and how they are learnt, the places of the rows by the metadata, and size and time
 of change (remote: etag or revision) of every data file that was read. A file appears by a rename and holds its own name
@@ -26,10 +26,9 @@ import hashlib
 import json
 import os
 import warnings
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from math import gcd
 from pathlib import Path
@@ -46,7 +45,7 @@ from understudy.errors import DatasetError
 from understudy.parts import Lost, Part, Workers, cut_parts
 from understudy.plain_values import storable
 from understudy.storage.cache_budget import evict_files
-from understudy.storage.mapped_tables import code_version, is_network, once_per_host
+from understudy.storage.mapped_tables import Member, are_many, is_network, once_per_group
 
 if TYPE_CHECKING:
     from understudy.data.dataset import EpisodeDataset  # imports torch
@@ -478,8 +477,6 @@ def load_or_compute(
     return summaries
 
 
-GROUP = 64
-"""Small sources of a mixture whose summaries share a file; fewer have a file each."""
 SMALL = 4096
 """Most rows of a small source, pairs of a window's frames included."""
 
@@ -512,9 +509,8 @@ def load_or_compute_all(
 ) -> list[Summaries]:
     """Return the summaries of each source, as `load_or_compute` does for one; those of many small sources in groups.
 
-    A group has a file, which a change of any of its sources makes again. The group of a source follows from its place
-    and the number of sources (in powers of two), so other sources come and go without an effect on most groups. On a
-    network file system, where another host can truncate a mapped file, each source has a file of its own.
+    A change of any source of a group computes it again (`mapped_tables.once_per_group`). On a network file system,
+    where another host can truncate a mapped file, each source has a file of its own.
 
     Args:
         folder: cache folder; None always computes.
@@ -523,16 +519,13 @@ def load_or_compute_all(
         done: called with each source whose summaries are there.
     """
     small = [number for number, request in enumerate(requests) if request.rows <= SMALL]
-    grouped: dict[int, list[int]] = {}
-    if folder is not None and len(small) > GROUP and not is_network(str(folder)):
-        groups = 1 << (len(small) // GROUP).bit_length()
-        for number in small:
-            grouped.setdefault(zlib.crc32(requests[number].data.catalog.root.encode()) % groups, []).append(number)
     found: dict[int, Summaries] = {}
-    for members in grouped.values():
-        found |= zip(members, _load_or_compute_group(folder, [requests[number] for number in members], compute))
-        for number in members:
-            done(requests[number])
+    if folder is not None and are_many(len(small)) and not is_network(str(folder)):
+        members = [_member(requests[number], compute) for number in small]
+        for place, summaries in once_per_group(members, str(folder), folder="statistics", budget=BUDGET):
+            assert summaries is not None
+            found[small[place]] = summaries
+            done(requests[small[place]])
     for number, request in enumerate(requests):
         if number not in found:
             wanted = request.data, request.delta, request.chunk, request.strides
@@ -541,45 +534,10 @@ def load_or_compute_all(
     return [found[number] for number in range(len(requests))]
 
 
-def _load_or_compute_group(
-    folder: Path | None, requests: Sequence[Request], compute: Callable[[Request], Summaries]
-) -> list[Summaries]:
-    names = [request.name for request in requests]
-    strides = [sorted(request.strides.items()) for request in requests]
-    key = hashlib.sha256(json.dumps([code_version(), names, strides]).encode()).hexdigest()
-
-    def make() -> tuple[dict[str, Any], bool]:
-        made = [compute(request) for request in requests]
-        return _packed(made), [request.name for request in requests] == names  # no file changed while it was read
-
-    table = once_per_host(key, make, str(folder), folder="statistics", budget=BUDGET, durable=False)
-    return _unpacked(table)
-
-
-def _packed(several: Sequence[Summaries]) -> dict[str, Any]:
-    """Return the summaries of several sources as few arrays."""
-    columns = [(number, key, column) for number, of in enumerate(several) for key, column in of.items()]
-    figures = [getattr(column, name) for *_, column in columns for name in FIGURES]
-    rows = [np.ascontiguousarray(column.rows) for *_, column in columns]
-    facts = [[n, key, c.count, c.stride, c.rows.dtype.str, *c.rows.shape] for n, key, c in columns]
-    return {
-        "facts": json.dumps(facts),
-        "figures": np.concatenate([np.asarray(figure, np.float64) for figure in figures]),
-        "rows": np.concatenate([of.reshape(-1).view(np.uint8) for of in rows]),
-    }
-
-
-def _unpacked(table: Mapping[str, Any]) -> list[Summaries]:
-    several: list[Summaries] = []
-    figures, rows, f, r = table["figures"], table["rows"], 0, 0
-    for number, key, total, stride, dtype, kept, width in json.loads(table["facts"]):
-        several += [{}] * (number == len(several))
-        mean, std, low, high = figures[f : f + 4 * width].reshape(4, width)
-        size = kept * width * np.dtype(dtype).itemsize
-        values = rows[r : r + size].view(dtype).reshape(kept, width)
-        several[number] = {**several[number], key: Summary(total, mean, std, low, high, values, stride)}
-        f, r = f + 4 * width, r + size
-    return several
+def _member(request: Request, compute: Callable[[Request], Summaries]) -> Member[Summaries]:
+    strides = json.dumps(sorted(request.strides.items()))
+    root = request.data.catalog.root
+    return Member(root, lambda: f"{request.name} {strides}", partial(compute, request))
 
 
 def _hash_inputs(data: "EpisodeDataset", delta: tuple[int, ...], chunk: int) -> str:
