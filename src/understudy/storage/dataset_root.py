@@ -278,6 +278,18 @@ class Files:
             ) from error
         return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"  # ctime: the mtime can be set back
 
+    def state(self, path: str) -> tuple[int, ...]:
+        """Return size, times and inode of a local file; () where there is none.
+
+        Unlike `version` it differs for another file of equal size and times. A network file system may change the inode
+        of a file that nobody touched.
+        """
+        try:
+            stat = os.stat(self._place(path))
+        except OSError:
+            return ()
+        return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+
     @property
     def latency(self) -> float:
         """Ninth decile of the seconds that recent fetches of a span took; 0 for a local root or before the first."""
@@ -346,6 +358,8 @@ class Files:
 
     def is_pointer(self, path: str) -> bool:
         """Return whether a file is a git LFS pointer instead of the file itself."""
+        if self.is_local and not len(_LFS) < (self.state(path) or (0,))[0] < _MAX_POINTER:
+            return False  # without opening it
         try:
             source = self.source(path)
             return len(_LFS) < source.size < _MAX_POINTER and source.read(0, len(_LFS)) == _LFS

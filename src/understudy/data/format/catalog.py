@@ -8,9 +8,9 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -35,9 +35,11 @@ from understudy.data.format.views import View, read_view
 from understudy.dataset_address import split_view
 from understudy.errors import DatasetError, MissingFileError
 from understudy.hub.ids import model_id, near_path
+from understudy.plain_values import storable
 from understudy.plural import plural
 from understudy.storage.dataset_root import Files
 from understudy.storage.dataset_version import folder_of, publication_name
+from understudy.storage.mapped_tables import Member, are_many, once_per_group
 from understudy.storage.remote_options import RemoteOptions
 
 INFO = "meta/info.json"
@@ -117,63 +119,8 @@ class Catalog:
         """
         if isinstance(root, Catalog):
             return root
-        address, view = split_view(os.fspath(root))
-        root = address if view else root
-        check_pairing(pairing or "")
-        files, info = _read_info(root, remote)
-        before = files.version(INFO), folder_of(files.root)
-        asked, version = version, _override(files, info, video_path, data_path, version)
-        layout, where = layouts.LAYOUTS[version], files.where(INFO)
-        features = parse_features(info.get("features"), where)
-        skipped = {key: feature.unreadable for key, feature in features.items() if feature.unreadable}
-        features = {key: feature for key, feature in features.items() if key not in skipped}
-        cameras = [key for key, feature in features.items() if feature.is_video]
-        paths, folders = layouts.asked_first(layout, info, cameras)
-        files.look_ahead([*paths, *_MARKS[version]], folders)
-        oddities: list[str] = []
-        by_index = layouts.read_tasks(files, layout, oddities)
-        tasks = _list_tasks(by_index, where, oddities)
-        tables = list(layouts.episode_files(files, layout))
-        episodes = load_episode_table(
-            files,
-            info,
-            lambda: tables,
-            [version, cameras, sorted(by_index.items())],
-            oddities,
-            partial(layouts.read_episodes, files, layout, info, features, by_index),
-        )
-        if pairing:
-            episodes = replace(episodes, pairing=pairing)
-            by_columns = pairing == "columns" and episodes.own_files
-            episodes = pair_by_columns(files, episodes) if by_columns else episodes
-        lacking = {key: _why_no_video(files, videos, features) for key, videos in episodes.videos.items()}
-        lacking = {key: why for key, why in lacking.items() if why}
-        skipped |= lacking
-        features = {key: feature for key, feature in features.items() if key not in lacking}
-        episodes = replace(episodes, videos={key: v for key, v in episodes.videos.items() if key not in lacking})
-        oddities[:0] = [f"{key} {why}: left out" for key, why in skipped.items()]
-        robot = _robot_type(info, oddities)
-        _check_totals(info, episodes, len(by_index), oddities)
-        oddities += _feature_notes(features)
-        sensors, notes = read_sensors(files, {*features, *skipped}), tuple(oddities)
-        if (files.version(INFO), folder_of(files.root)) != before:  # replaced meanwhile: tables of both would not fit
-            again: dict[str, Any] = {"video_path": video_path, "data_path": data_path, "version": asked}
-            return cls.open(f"{root}{view}", remote, **again, pairing=pairing)
-        files.pin_version([*tables[:1], *tables[1:][-1:], *_MARKS[version]])
-        return cls(
-            files,
-            version,
-            info["fps"],
-            robot,
-            features,
-            tasks,
-            episodes,
-            info,
-            notes,
-            skipped,
-            tuple(lacking),
-            sensors=sensors,
-        ).with_view(view)
+        layout = {"video_path": video_path, "data_path": data_path, "version": version}
+        return Opening(root, remote, **layout, pairing=pairing).finish()
 
     def with_view(self, address: str) -> "Catalog":
         """Return the catalog with the view `#NAME` or `#NAME@VERSION`, "" for none. Raises as `read_view` does."""
@@ -349,6 +296,182 @@ class Catalog:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+
+
+@storable
+@dataclass(frozen=True)
+class MetaTables:
+    """Content of the tables of `meta/`.
+
+    Attributes:
+        tasks: text by task_index.
+        texts: number of tasks with a text.
+        episodes: fields of the episode table, by name.
+        notes: irregularities, one line each.
+    """
+
+    tasks: tuple[str, ...]
+    texts: int
+    episodes: dict[str, Any]
+    notes: list[str]
+
+
+class Opening:
+    """A dataset of which only info.json was read; arguments and errors are those of `Catalog.open`.
+
+    Attributes:
+        files: its files.
+        tables: content of its tables; None: `finish` reads them.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        remote: RemoteOptions | None = None,
+        *,
+        video_path: str | None = None,
+        data_path: str | None = None,
+        version: str | None = None,
+        pairing: str | None = None,
+    ) -> None:
+        address, self._view = split_view(os.fspath(root))
+        self._root = address if self._view else root
+        check_pairing(pairing or "")
+        self._remote, self._pairing = remote, pairing
+        self._layout = {"video_path": video_path, "data_path": data_path, "version": version}
+        self.files, self._info = _read_info(self._root, remote)
+        self._before = self._info_state()
+        self._version = _override(self.files, self._info, video_path, data_path, version)
+        features = parse_features(self._info.get("features"), self.files.where(INFO))
+        self._skipped = {key: f.unreadable for key, f in features.items() if f.unreadable}
+        self._features = {key: f for key, f in features.items() if key not in self._skipped}
+        self._episode_files: list[str] = []
+        self.tables: MetaTables | None = None
+
+    def _info_state(self) -> tuple[str, tuple[int, int]]:
+        return self.files.version(INFO), folder_of(self.files.root)
+
+    def _list_episode_files(self) -> list[str]:
+        self._episode_files = list(layouts.episode_files(self.files, layouts.LAYOUTS[self._version]))
+        return self._episode_files
+
+    def inputs(self) -> tuple[str, int]:
+        """Return text that changes with each input of the tables of a local dataset, and their bytes.
+
+        Raises:
+            DatasetError: a folder may not be read.
+        """
+        layout = layouts.LAYOUTS[self._version]
+        paths = [INFO, *layouts.task_files(layout), *self._list_episode_files()]
+        states = [self.files.state(path) for path in paths]
+        facts = [self.files.root, *folder_of(self.files.root), self._version, self._layout]
+        text = json.dumps([facts, list(zip(paths, states, strict=True))])
+        return text, sum(state[0] for state in states if state)
+
+    def read_tables(self) -> MetaTables:
+        """Read the tables of `meta/`."""
+        files, layout, notes = self.files, layouts.LAYOUTS[self._version], list[str]()
+        cameras = [key for key, feature in self._features.items() if feature.is_video]
+        paths, folders = layouts.asked_first(layout, self._info, cameras)
+        files.look_ahead([*paths, *_MARKS[self._version]], folders)
+        by_index = layouts.read_tasks(files, layout, notes)
+        tasks = _list_tasks(by_index, files.where(INFO), notes)
+        episodes = load_episode_table(
+            files,
+            self._info,
+            self._list_episode_files,
+            [self._version, cameras, sorted(by_index.items())],
+            notes,
+            partial(layouts.read_episodes, files, layout, self._info, self._features, by_index),
+        )
+        columns = {part.name: getattr(episodes, part.name) for part in fields(episodes)}
+        return MetaTables(tasks, len(by_index), columns, notes)
+
+    def finish(self) -> Catalog:
+        """Return the catalog."""
+        files, info, features = self.files, self._info, self._features
+        tables = self.read_tables() if self.tables is None else self.tables
+        episodes, oddities = EpisodeTable(**tables.episodes), list(tables.notes)
+        if self._pairing:
+            episodes = replace(episodes, pairing=self._pairing)
+            by_columns = self._pairing == "columns" and episodes.own_files
+            episodes = pair_by_columns(files, episodes) if by_columns else episodes
+        lacking = {key: _why_no_video(files, v, features) for key, v in episodes.videos.items()}
+        lacking = {key: why for key, why in lacking.items() if why}
+        skipped = self._skipped | lacking
+        features = {key: feature for key, feature in features.items() if key not in lacking}
+        videos = {key: v for key, v in episodes.videos.items() if key not in lacking}
+        episodes = replace(episodes, videos=videos) if lacking else episodes
+        oddities[:0] = [f"{key} {why}: left out" for key, why in skipped.items()]
+        robot = _robot_type(info, oddities)
+        _check_totals(info, episodes, tables.texts, oddities)
+        oddities += _feature_notes(features)
+        sensors = read_sensors(files, {*features, *skipped})
+        if self._info_state() != self._before:  # replaced meanwhile: tables of both would not fit
+            layout: dict[str, Any] = {**self._layout, "pairing": self._pairing}
+            return Catalog.open(f"{self._root}{self._view}", self._remote, **layout)
+        of_episodes = self._episode_files or self._list_episode_files()
+        files.pin_version([*of_episodes[:1], *of_episodes[1:][-1:], *_MARKS[self._version]])
+        return Catalog(
+            files,
+            self._version,
+            info["fps"],
+            robot,
+            features,
+            tables.tasks,
+            episodes,
+            info,
+            tuple(oddities),
+            skipped,
+            tuple(lacking),
+            sensors=sensors,
+        ).with_view(self._view)
+
+
+_SMALL = 1 << 20
+"""Most bytes of the tables of `meta/` of a dataset whose content is kept with that of others."""
+
+
+def read_tables_of_many(openings: Sequence[Opening]) -> None:
+    """Read the tables of many small local datasets; their content is kept in the cache of the host.
+
+    Parsing the tables of thousands of datasets takes longer than all else of opening them. The content is found by the
+    size, times and inode of each file (`mapped_tables.once_per_group`). A dataset whose tables cannot be read stays
+    without them.
+    """
+    members: list[Member[MetaTables]] = []
+    small: list[Opening] = []
+    for opening in openings if are_many(len(openings)) else ():
+        with suppress(DatasetError):  # which `finish` raises
+            if opening.files.is_local and (member := _small_member(opening)) is not None:
+                members.append(member)
+                small.append(opening)
+    if are_many(len(small)):
+        for number, tables in once_per_group(members, small[0].files.cache, mapped=False):
+            small[number].tables = tables
+
+
+def _small_member(opening: Opening) -> Member[MetaTables] | None:
+    """Member of a dataset with small tables; None for another one."""
+    first, size = opening.inputs()
+    known = [first]
+
+    def key() -> str:
+        if known:
+            return known.pop()
+        try:
+            return opening.inputs()[0]
+        except DatasetError:
+            return ""
+
+    return Member(opening.files.root, key, partial(_read, opening)) if size <= _SMALL else None
+
+
+def _read(opening: Opening) -> MetaTables | None:
+    try:
+        return opening.read_tables()
+    except DatasetError:
+        return None
 
 
 def catalog_mark(catalog: Catalog) -> str:

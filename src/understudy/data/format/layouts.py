@@ -86,6 +86,11 @@ def asked_first(layout: Layout, info: Mapping[str, Any], cameras: Iterable[str])
     return [_TASKS, f"{chunk}/file-000.parquet"], folders
 
 
+def task_files(layout: Layout) -> tuple[str, ...]:
+    """Paths of the tables of tasks, of which the first one that is there is read."""
+    return (_TASKS, _TASK_LINES) if layout.is_packed else (_TASK_LINES,)
+
+
 def read_tasks(files: Files, layout: Layout, oddities: list[str]) -> dict[int, str]:
     """Read task_index -> text. The text column is `task`, pandas' unnamed index, or the only text column."""
     if layout.is_packed and (files.exists(_TASKS) or not files.exists(_TASK_LINES)):

@@ -24,7 +24,7 @@ from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
 from understudy.cores import MOST_LOADER_THREADS, fair_threads
 from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog
+from understudy.data.format.catalog import Catalog, Opening, read_tables_of_many
 from understudy.data.format.standard_keys import suggest_key
 from understudy.data.read.texts import prompt_names
 from understudy.data.stats.norm_heads import Member
@@ -286,17 +286,32 @@ def _open_sources(
 ) -> list[Source | None]:
     """Open each source, and each dataset once; an error goes into `wrong`. entries: see `RecordedSources`."""
     remote = RemoteOptions(cache=data.cache, cache_bytes=parse_bytes(data.cache_size))
-    catalogs: dict[tuple[str, ...], Catalog] = {}  # several sources may be parts of one dataset
+    started = dict[tuple[str, ...], Opening]()  # several sources may be parts of one dataset
+    catalogs = dict[tuple[str, ...], Catalog]()
 
-    def open_one(number: int) -> Source:
+    def start(number: int) -> tuple[tuple[str, ...], str]:
+        """Return the key of a source's dataset, and the name of the view."""
         source = configs[number]
-        layout = {"video_path": source.video_path, "data_path": source.data_path, "version": source.version}
-        layout |= {"pairing": source.pairing}
+        layout = {"video_path": source.video_path, "data_path": source.data_path}
+        layout |= {"version": source.version, "pairing": source.pairing}
         address, view = split_view(source.root)
         place = address, *layout.values()
+        if place not in started:
+            given = {name: text or None for name, text in layout.items()}
+            started[place] = Opening(address, remote, **given)
+        return place, view
+
+    addresses = for_each_source(names, start, wrong)
+    read_tables_of_many(list(started.values()))
+
+    def open_one(number: int) -> Source:
+        address = addresses[number]
+        assert address is not None
+        place, view = address
         if place not in catalogs:
-            catalogs[place] = Catalog.open(address, remote, **{name: text or None for name, text in layout.items()})
-        return open_source(source, with_view(catalogs[place], view, entries[number]), data.cameras, entries[number])
+            catalogs[place] = started[place].finish()
+        catalog = with_view(catalogs[place], view, entries[number])
+        return open_source(configs[number], catalog, data.cameras, entries[number])
 
     return for_each_source(names, open_one, wrong)
 
