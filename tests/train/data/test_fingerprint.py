@@ -12,11 +12,16 @@ from support.datasets import Spec, edit_column, write_dataset
 from support.runs import SHORT, tiny_config, tiny_dataset, trained_run
 from support.servers import RangeServer
 from understudy.cli.main import main
+from understudy.data.dataset import EpisodeDataset
 from understudy.errors import ConfigError
+from understudy.storage import mapped_tables
+from understudy.storage.dataset_root import Files
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data import fingerprint
 from understudy.train.data.run_data import file_digests, open_data
+
+CAMERAS = ("observation.images.top",)
 
 
 def digests(root: Path | str, cache: Path | None = None, spans: str = "") -> dict[str, list[str] | None]:
@@ -149,3 +154,47 @@ def test_remote_copy_is_the_same_dataset(tmp_path: Path) -> None:
         assert fingerprint.changed_kinds(here, digests(f"{server.url}/d", spans=str(tmp_path / "spans"))) == [
             "a sample of the data files"
         ]
+
+
+def test_digests_of_many_small_datasets_are_kept_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_tables, "GROUP", 2)
+    roots = [tmp_path / f"set-{number}" for number in range(9)]
+    for root in roots:
+        write_dataset(root, Spec(lengths=(6, 9)))
+
+    def requests() -> list[fingerprint.Request]:
+        return [fingerprint.Request([EpisodeDataset(root)], CAMERAS) for root in roots]
+
+    cache, read = tmp_path / "cache", list[str]()
+    whole = fingerprint._whole
+
+    def counted(files: Files, path: str) -> str:
+        read.append(f"{files.root}/{path}")
+        return whole(files, path)
+
+    monkeypatch.setattr(fingerprint, "_whole", counted)
+    alone = [fingerprint.digest_files(request.parts, CAMERAS, None) for request in requests()]
+    read.clear()
+    assert fingerprint.digest_several(requests(), cache) == alone
+    assert len(read) >= 2 * len(roots)
+    assert not (cache / "files").exists()
+    read.clear()
+    assert fingerprint.digest_several(requests(), cache) == alone
+    assert read == []
+
+    path = roots[3] / "data/chunk-000/file-000.parquet"
+    content, times = bytearray(path.read_bytes()), path.stat()
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)  # of equal size and time
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    changed = fingerprint.digest_several(requests(), cache)
+    assert [number for number, digests in enumerate(changed) if digests != alone[number]] == [3]
+    assert str(path) in read
+    assert len({Path(name).relative_to(tmp_path).parts[0] for name in read}) < len(roots)
+
+    path.unlink()
+    lost = fingerprint.digest_several(requests(), cache)
+    assert lost == [fingerprint.digest_files(request.parts, CAMERAS, None) for request in requests()]
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert fingerprint.digest_several(requests(), cache) == alone

@@ -7,8 +7,8 @@
     a sample  of `SAMPLE` files of each kind, spread evenly: size and footer, or size, first and last bytes
 
 Modification times do not count: a copy of a dataset is the same dataset. Of a remote root only the sample is read.
-Results are cached next to the statistics under each file's version, so that the next run on this host reads no content
-again.
+Results are cached under each file's version, so that the next run on this host reads no content again: those of a
+dataset next to the statistics, those of many small datasets in groups (`mapped_tables.once_per_group`).
 """
 
 import contextlib
@@ -17,6 +17,8 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,13 @@ from understudy.data.read.sensors import sensor_files
 from understudy.data.selection.select import distinct
 from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage.dataset_root import Files
+from understudy.storage.dataset_version import folder_of
+from understudy.storage.mapped_tables import Member, are_many, once_per_group
 
 MAX_WHOLE = 4 << 30
 MAX_VIDEOS = 1 << 30  # a second of one core
+SMALL = 4 << 20
+"""Most bytes of the files of a small dataset: a change of one makes those of its group be read again."""
 MAX_FILES = 50_000  # files of a kind that are read, spread evenly if there are more
 SAMPLE = 16
 ENDS = 1 << 16  # bytes at each end of a video
@@ -44,10 +50,76 @@ ROWS, VIDEOS, SOME = "data files", "video files", "a sample of the"
 CONTENTS = "the contents of the"  # of videos
 
 
-def digest_files(
-    parts: Sequence[EpisodeDataset], cameras: Sequence[str], cache: Path | None
-) -> dict[str, list[str] | None]:
-    """Return "PATH DIGEST" of each file, by kind, in the sequence of the table; None for a kind that is not read.
+Digests = dict[str, list[str] | None]
+"""Kind of files -> "PATH DIGEST" of each file; None for a kind that is not read."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `digest_files` of one dataset, but the cache."""
+
+    parts: Sequence[EpisodeDataset]
+    cameras: Sequence[str]
+
+    @property
+    def has_few_files(self) -> bool:
+        """Whether its files are few and local, and all of them are read."""
+        catalog = self.parts[0].catalog
+        videos = [catalog.episodes.videos[key] for key in self.cameras if key in catalog.episodes.videos]
+        few = len(catalog.episodes.data) + sum(len(of.files) for of in videos) <= SAMPLE
+        return few and catalog.files.is_local and not any(key in catalog.sensors for key in self.parts[0].keys)
+
+    def inputs(self) -> tuple[str, int]:
+        """Return text that changes with each input of the digests, and the bytes of the files; of few files."""
+        catalog, episodes = self.parts[0].catalog, self.parts[0].catalog.episodes
+        rows = episodes.rows_of(_episodes_of(self.parts))
+        used = {"": (episodes.data, episodes.data_file[rows])}
+        for camera in self.cameras:
+            if camera in episodes.videos:
+                used[camera] = episodes.videos[camera].files, episodes.videos[camera].file[rows]
+        size, facts = 0, [catalog.root, *folder_of(catalog.root), episodes.ids[rows].tolist()]
+        for camera, (table, file_of) in used.items():
+            for number in np.unique(file_of[file_of >= 0]).tolist():
+                path = table.find(catalog.files, number)
+                state = catalog.files.state(path)
+                size += state[0] if state else 0
+                facts += [camera, path, state, np.flatnonzero(file_of == number).tolist()]
+        return json.dumps(facts), size
+
+
+def digest_several(requests: Sequence[Request], cache: Path | None) -> list[Digests]:
+    """Return the result of `digest_files` of each dataset."""
+    members: list[Member[Digests]] = []
+    small: list[int] = []
+    found = dict[int, Digests]()
+    for number, request in enumerate(requests if are_many(len(requests)) and cache is not None else ()):
+        if request.has_few_files and request.inputs()[1] <= SMALL:
+            root = request.parts[0].catalog.root
+            members.append(Member(root, partial(_key, request), partial(_whole_digests, request)))
+            small.append(number)
+    if are_many(len(small)):
+        for place, digests in once_per_group(members, str(cache), mapped=False):
+            if digests is not None:
+                found[small[place]] = digests
+    return [
+        found[number] if number in found else digest_files(request.parts, request.cameras, cache)
+        for number, request in enumerate(requests)
+    ]
+
+
+def _key(request: Request) -> str:
+    return request.inputs()[0]
+
+
+def _whole_digests(request: Request) -> Digests | None:
+    """Return the digests; None where a file cannot be read."""
+    digests = digest_files(request.parts, request.cameras, None)
+    lost = any(entry.endswith(f" {MISSING}") for entries in digests.values() for entry in entries or ())
+    return None if lost else digests
+
+
+def digest_files(parts: Sequence[EpisodeDataset], cameras: Sequence[str], cache: Path | None) -> Digests:
+    """Return "PATH DIGEST" of each file, by kind, in the sequence of the table.
 
     Args:
         parts: parts of one dataset; the files of their episodes count.
@@ -55,7 +127,7 @@ def digest_files(
         cache: folder of earlier results; None keeps nothing.
     """
     catalog, episodes = parts[0].catalog, parts[0].catalog.episodes
-    rows = episodes.rows_of(distinct(np.concatenate([part.episodes for part in parts])))
+    rows = episodes.rows_of(_episodes_of(parts))
     files = catalog.files
     ids = episodes.ids[rows]
     digests = _kind(files, episodes.data, ids, episodes.data_file[rows], ROWS, cache, _footer, _rows)
@@ -72,6 +144,11 @@ def digest_files(
                 f"{path} {digest}" for path, digest in zip(paths, _rows(files, paths, cache))
             ]
     return digests
+
+
+def _episodes_of(parts: Sequence[EpisodeDataset]) -> np.ndarray:
+    """Ids of the episodes of parts of one dataset, ascending."""
+    return distinct(np.concatenate([part.episodes for part in parts]))
 
 
 def changed_kinds(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

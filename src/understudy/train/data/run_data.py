@@ -41,7 +41,8 @@ from understudy.prompt_metadata import FORMAT, add_metadata
 from understudy.records import Record
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.augment_batch import apply_augmentation
-from understudy.train.data.fingerprint import digest_files
+from understudy.train.data.fingerprint import Request as FileRequest
+from understudy.train.data.fingerprint import digest_several
 from understudy.train.data.source_faults import check_heads, join_errors
 from understudy.train.data.sources import (
     RecordedSources,
@@ -441,14 +442,14 @@ def _fingerprint(training: EpisodeDataset, validation: EpisodeDataset | None, sp
 
 def file_digests(data: RunData, cache: Path | None = None) -> dict[str, list[str] | None]:
     """Return digests of a run's data and video files, by kind (`fingerprint.py`); earlier results are in `cache`."""
+    requests: list[FileRequest] = []
+    for number, training in enumerate(data.training):
+        parts = [part for part in (training, data.validation[number]) if part is not None]
+        cameras = [camera for camera in data.cameras if camera not in training.missing_cameras]
+        requests.append(FileRequest(parts, cameras))
     digests: dict[str, list[str] | None] = {}
-    for number, (name, training) in enumerate(zip(data.names, data.training, strict=True)):
-        validation = data.validation[number]
-        parts = [part for part in (training, validation) if part is not None]
-        of_source = digest_files(
-            parts, [camera for camera in data.cameras if camera not in training.missing_cameras], cache
-        )
-        prefix = f"{name}: " if data.sources > 1 or number else ""
+    for number, of_source in enumerate(digest_several(requests, cache)):
+        prefix = f"{data.names[number]}: " if data.sources > 1 or number else ""
         digests |= {prefix + kind: digest for kind, digest in of_source.items()}
     return digests
 
