@@ -75,7 +75,9 @@ class VideoFrames(ProcessLocal):
         self._cache: LRUCache[tuple[str, int, int], np.ndarray] = LRUCache(self.cache_bytes, lambda image: image.nbytes)
         self._by_time: dict[tuple[str, int], bool] = {}  # file -> whether recorded times give the episodes' starts
         self._lock = threading.Lock()  # guards the tables; decoding happens outside it
-        self._opening = [threading.Lock() for _ in range(_OPENING)]  # a file is opened by one thread
+        # A file is opened by one thread. Thousands of sources of rows alone need no locks for videos.
+        locks = _OPENING if self.catalog.episodes.videos else 1
+        self._opening = [threading.Lock() for _ in range(locks)]
         self._pid = os.getpid()
 
     def take(self, camera: str, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:

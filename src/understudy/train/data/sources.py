@@ -16,13 +16,15 @@ from understudy.data.check_files import broken_episodes, doubt_of_reader
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import MissingFiles, describe_ids
+from understudy.data.format.features import INDEX_KEYS
 from understudy.data.format.standard_keys import rename_keys
 from understudy.data.format.views import View
 from understudy.data.read.returns import ReturnTarget
 from understudy.data.read.texts import prompt_names
-from understudy.data.selection.select import Selection, common, difference, split_episodes
+from understudy.data.selection.select import SegmentTable, Selection, common, difference, split_episodes
 from understudy.data.selection.where import matching_rows
 from understudy.data.stats.norm_heads import head_name
+from understudy.data.time_windows import frame_offsets, reach
 from understudy.errors import DatasetError
 from understudy.records import Record
 from understudy.storage.mapped_tables import share
@@ -269,8 +271,9 @@ def split_source(
         "response": settings.response if responds else None,
     }
     selection = _select(settings)
-    usable = EpisodeDataset(catalog, select=selection, **options)
-    held, ids = recorded or {}, usable.episodes
+    windows = frame_offsets(options["delta_timestamps"], float(catalog.fps), (*source.keys, *cameras, *INDEX_KEYS))
+    usable = selection.apply(catalog, reach(list(windows.values())))
+    held, ids = recorded or {}, SegmentTable(usable.segments, usable.stop, catalog.files).episodes
     span, appended = (held.get("first", 0), held.get("last", int(catalog.episodes.ids[-1]))), "of" in held
     ids = ids[slice(*np.searchsorted(ids, [span[0], span[1] + 1]).tolist())]
     _raise_all(_lost_episodes(held, ids), catalog)
