@@ -7,7 +7,7 @@ at once, by dotted path or flag. The settings themselves are in `train.py` and n
 import difflib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -22,6 +22,8 @@ from understudy.optional_packages import optional_imports
 from understudy.records import Record
 
 T = TypeVar("T")
+
+_LEAVES = frozenset((str, int, float, bool, type(None)))
 
 
 def validate(
@@ -111,6 +113,12 @@ def _joined(cls: type, brought: Record, content: Record) -> dict[str, Any]:
     return joined
 
 
+@cache
+def _fields_of(cls: type) -> tuple[str, ...]:
+    """Names of the fields of a dataclass."""
+    return tuple(field.name for field in fields(cls))
+
+
 def without_credentials(config: T, fresh: bool = True) -> T:
     """Return settings whose URLs have no credentials, so that no file or message contains any.
 
@@ -130,7 +138,9 @@ def without_credentials(config: T, fresh: bool = True) -> T:
         if isinstance(value, list | tuple):
             return type(value)(clean(item) for item in value)
         if is_dataclass(value) and not isinstance(value, type):
-            return replace(value, **{field.name: clean(getattr(value, field.name)) for field in fields(value)})
+            before = {name: getattr(value, name) for name in _fields_of(type(value))}
+            after = {name: clean(item) for name, item in before.items()}
+            return value if after == before else replace(value, **after)
         return value
 
     cleaned: T = clean(config)
@@ -181,6 +191,10 @@ def plain(config: Any) -> dict[str, Any]:
     """Convert settings to nested dicts and lists of plain values (tuples become lists, paths become strings)."""
 
     def simple(value: Any) -> Any:
+        if type(value) in _LEAVES:
+            return value
+        if is_dataclass(value) and not isinstance(value, type):
+            return {name: simple(getattr(value, name)) for name in _fields_of(type(value))}
         if isinstance(value, Mapping):
             return {key: simple(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -189,7 +203,8 @@ def plain(config: Any) -> dict[str, Any]:
             return value.item()
         return str(value) if isinstance(value, Path) else value
 
-    return {key: simple(value) for key, value in asdict(config).items()}
+    content: dict[str, Any] = simple(config)
+    return content
 
 
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
