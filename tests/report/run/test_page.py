@@ -21,6 +21,8 @@ from understudy.report.run.page import summarize, write_report
 from understudy.report.run.validation import decimals, render_losses, task_chart
 from understudy.report.step_profile import render_sources, render_step
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.data import run_data
+from understudy.train.data.run_data import RunData, open_data
 from understudy.train.profiling.profile import PHASES, Profile, RankProfile, combine, step_settings
 from understudy.train.track import metrics_file
 from understudy.train.track.metrics_file import Verdict, read_verdict
@@ -72,6 +74,21 @@ def test_report_of_a_complete_run(done: Path) -> None:
     assert "torch" in html
     for outside in ('src="http', 'href="http', "url(http", "@import"):
         assert outside not in html
+
+
+def test_report_opens_the_data_once(done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = list[int]()
+
+    def open_once(*arguments: Any, **options: Any) -> RunData:
+        opened.append(len(opened))
+        return open_data(*arguments, **options)
+
+    monkeypatch.setattr(run_data, "open_data", open_once)
+    shutil.copytree(done, tmp_path / "r")
+    write_report(tmp_path / "r", predict=False)
+    assert opened == [0]
+    html = (tmp_path / "r/report.html").read_text()
+    assert "cannot be opened" not in html
 
 
 def test_report_begins_with_the_verdict(done: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 
 from support.calls import recorded_calls
 from support.refusals import refused
+from understudy.config.files import read_file
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.errors import ConfigError, RunInUseError
-from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint import checkpoint, run_dir
 from understudy.train.checkpoint.run_dir import FORMAT, RECORDED, RunDir, resumed_settings
 from understudy.train.track import metrics_file
 
@@ -249,3 +251,27 @@ def test_checkpoint_data_is_durable_before_its_name(tmp_path: Path, monkeypatch:
     assert calls[named - 1] == ("fsync", path.with_name(f"{path.name}.tmp"))  # the folder, with all its entries
     assert ("fsync", tmp_path) in calls[named:]
     assert calls[-1][1] == tmp_path
+
+
+def test_settings_are_parsed_again_only_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir(tmp_path / "r")
+    run.begin(TrainConfig(data=DataConfig(root="d")), {key: {} for key in RECORDED - {"format"}})
+    parsed = list[Path]()
+
+    def read(path: Path) -> dict[str, Any]:
+        parsed.append(path)
+        return read_file(path)
+
+    monkeypatch.setattr(run_dir, "read_file", read)
+    first = run.settings()
+    assert RunDir(tmp_path / "r").settings() == first
+    assert len(parsed) == 1
+    before, times = run.config.read_text(), run.config.stat()
+    run.config.write_text(before.replace(f"steps: {first.steps}", f"steps: {first.steps + 1}"))
+    assert run.config.stat().st_size == times.st_size
+    os.utime(run.config, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert run.settings().steps == first.steps + 1
+    assert len(parsed) == 2
+    run.config.unlink()
+    with refused("config.yaml", where=None, fix=None, kind=ConfigError):
+        run.settings()

@@ -5,10 +5,11 @@ active, stopped or complete run.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ from understudy.train.track.metrics_file import FALL, Verdict, compare_losses
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig
+    from understudy.train.data.run_data import RunData
 
 SAMPLES = 8
 """Most samples of the first batch."""
@@ -105,13 +107,15 @@ def write_report(
     progress = "complete" if step >= config.steps else "active or stopped"
     versions = list(state.get("versions", {}).items())
     name = "/".join(root.resolve().parts[-2:])  # with its parent: "run" alone is too short
+    opened = cache(partial(_open_data, config, record))  # by two sections
+    worst = render_worst_episodes(run, val, worst_episodes, predict=predict, opened=opened)
     sections = [
         *(section(part.title, *part.blocks) for part in parts),
         section("Loss", *render_losses(train, val)),
-        section("Worst validation episodes", *render_worst_episodes(run, val, worst_episodes, predict=predict)),
+        section("Worst validation episodes", *worst),
         section("Validation", *render_validation(val)),
         section("Imagined futures", *render_imagined(val, run.imagined)),
-        section("The first batch", *_first_batch(config, record), note=BATCH_NOTE),
+        section("The first batch", *_first_batch(config, record, opened), note=BATCH_NOTE),
         section(
             "Optimizer and speed",
             _speed_tiles(train, speed),
@@ -248,14 +252,21 @@ def _speed_charts(train: Records, speed: Records) -> Block | None:
 # -- first batch ------------------------------------------------------------------------------------------------------
 
 
-def _first_batch(config: Any, record: Record) -> Blocks:
+def _open_data(config: Any, record: Record) -> "RunData":
+    """Open the data that the run started with."""
+    from understudy.train.data.run_data import open_data
+    from understudy.train.data.updates import recorded_sources
+
+    return open_data(config, recorded_sources(record), check_files=False)
+
+
+def _first_batch(config: Any, record: Record, opened: "Callable[[], RunData]") -> Blocks:
     """Render the first samples of step 0, or the reason why they are unavailable."""
     from understudy.errors import DatasetError
     from understudy.train.data.run_data import first_batch
-    from understudy.train.data.updates import recorded_sources
 
     try:
-        batch, cameras = first_batch(config, recorded_sources(record), record.get("order"))
+        batch, cameras = first_batch(config, order=record.get("order"), data=opened())
     except (DatasetError, ValueError, OSError) as error:
         return [card("", text(f"The dataset cannot be opened: {error}"))]
     samples = [_sample(batch, index, cameras) for index in range(min(SAMPLES, len(batch["task"])))]

@@ -24,6 +24,7 @@ from understudy.train.validation.episode_sums import EpisodeSums, read_validated
 if TYPE_CHECKING:
     from understudy.data.format.catalog import Catalog
     from understudy.load.validation_data import ValidationData
+    from understudy.train.data.run_data import RunData
 
 Predict = Callable[[int, int, int], Record]
 
@@ -40,7 +41,14 @@ UNITS = (
 )
 
 
-def render_worst_episodes(run: RunDir, val: Records, count: int, *, predict: bool = True) -> Blocks:
+def render_worst_episodes(
+    run: RunDir,
+    val: Records,
+    count: int,
+    *,
+    predict: bool = True,
+    opened: "Callable[[], RunData] | None" = None,
+) -> Blocks:
     """Render the `count` episodes with the largest loss of the latest validation; none where there are none.
 
     Args:
@@ -48,6 +56,7 @@ def render_worst_episodes(run: RunDir, val: Records, count: int, *, predict: boo
         val: Its validation records, oldest first.
         count: Number of episodes.
         predict: Whether to load a checkpoint for predicted actions.
+        opened: Returns the data that the run started with, where the caller opens it for others, too.
     """
     if not val or not count or val[-1].get("scalar"):
         return []
@@ -57,7 +66,7 @@ def render_worst_episodes(run: RunDir, val: Records, count: int, *, predict: boo
     step, sums = validated
     chosen = sums.largest(count)
     with ExitStack() as stack:
-        validation, predicted, notes = _open(stack, run, step, predict)
+        validation, predicted, notes = _open(stack, run, step, predict, opened)
         cards = _Cards(run, validation, predicted)
         episodes = [cards.render(sums, index) for index in chosen.tolist()]
     about = (
@@ -68,7 +77,11 @@ def render_worst_episodes(run: RunDir, val: Records, count: int, *, predict: boo
 
 
 def _open(
-    stack: ExitStack, run: RunDir, step: int, predict: bool
+    stack: ExitStack,
+    run: RunDir,
+    step: int,
+    predict: bool,
+    opened: "Callable[[], RunData] | None",
 ) -> "tuple[ValidationData | None, Predict | None, list[str]]":
     """Open the validation frames and the policy of the checkpoint of `step`, or the latest one; notes name failures."""
     from understudy.train.data.run_data import open_data
@@ -93,8 +106,12 @@ def _open(
                 raise
             notes.append(f"There are no predicted actions: {error}")
     try:
-        data = open_data(run.settings(), recorded_sources(run.read_record()), check_files=False)
-        return read_validation_data(run.settings(), data), None, notes
+        config = run.settings()
+        if opened is None:
+            data = open_data(config, recorded_sources(run.read_record()), check_files=False)
+        else:
+            data = opened()
+        return read_validation_data(config, data), None, notes
     except Exception as error:
         if not _is_expected(error):
             raise

@@ -20,6 +20,7 @@ STOP            a file that stops the run like a signal (`distributed/signals.py
 import hashlib
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -182,7 +183,7 @@ class RunDir:
             fix = f"did you mean {near}?" if near else f"`understudy train --output-dir {self.root}` starts one"
             raise ConfigError(f"{self.root}: no run here (no config.yaml); {fix}")
         self.read_record()
-        content = read_file(self.config)
+        content = _read_config(self.config)
         return self.located(read_settings(content, self.config), content)
 
     def located(self, stored: TrainConfig, content: Mapping[str, Any] | None = None) -> TrainConfig:
@@ -190,7 +191,7 @@ class RunDir:
 
         `content` is that of config.yaml where the caller has read it.
         """
-        began = str((read_file(self.config) if content is None else content).get("output_dir", ""))
+        began = str((_read_config(self.config) if content is None else content).get("output_dir", ""))
         return replace(find_moved(stored, self.root, began), output_dir=str(self.root))
 
     def refuse_existing(self) -> None:
@@ -304,6 +305,28 @@ class RunDir:
             return False
         place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
         return any("FLOCK" in line and place in line.split() for line in lines)
+
+
+_parsed: dict[str, tuple[tuple[int, ...], bytes]] = {}  # pickled content of the latest file
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Read a config.yaml, unchecked. The latest one is parsed again only after it changed.
+
+    That of thousands of sources takes seconds, and a resumed run asks for it several times.
+    """
+    try:
+        stat = path.stat()
+    except OSError:
+        return read_file(path)  # raises
+    state = stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+    name = os.path.abspath(path)
+    if name not in _parsed or _parsed[name][0] != state:
+        content = pickle.dumps(read_file(path))
+        _parsed.clear()
+        _parsed[name] = state, content
+    copy: dict[str, Any] = pickle.loads(_parsed[name][1])
+    return copy
 
 
 def read_settings(content: Mapping[str, Any], where: object) -> TrainConfig:

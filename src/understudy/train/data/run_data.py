@@ -473,7 +473,10 @@ def _digest(*parts: bytes | np.ndarray) -> str:
 
 
 def first_batch(
-    config: TrainConfig, recorded: RecordedSources | None = None, order: Record | None = None
+    config: TrainConfig,
+    recorded: RecordedSources | None = None,
+    order: Record | None = None,
+    data: RunData | None = None,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Load the batch of step 0, augmented as for the policy, and the names of its cameras; for the report.
 
@@ -481,11 +484,12 @@ def first_batch(
         config: the settings.
         recorded: see `open_data`.
         order: recorded order of the run; None for any amount of memory.
+        data: the data of the run where the caller has opened it.
 
     Raises:
         ValueError: the data is not that of the order.
     """
-    data = open_data(config, recorded, check_files=False)
+    data = open_data(config, recorded, check_files=False) if data is None else data
     chosen = data.order(config) if order is None else Order.from_json(dict(order), data.training)
     batch = read_first_batch(data, chosen)
     return apply_augmentation(batch, data.cameras, config.augment, config.seed), data.cameras
