@@ -227,12 +227,13 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
 
     whole = opened[: len(data.names())]  # updates are parts of these
     responds = any(source.response for source in configs)
-    uses = Counter(place_of(source.catalog) for source in whole if source is not None)
+    places = ["" if source is None else place_of(source.catalog) for source in opened]
+    uses = Counter(place for place in places[: len(whole)] if place)
 
     def split(number: int) -> SourceSplit:
         source = opened[number]
         assert source is not None
-        shares_dataset = uses[place_of(source.catalog)] > 1
+        shares_dataset = uses[places[number]] > 1
         entry = entries[number]
         return split_source(names[number], source, config, cameras, sizes, entry, check_files, shares_dataset, responds)
 
