@@ -7,8 +7,7 @@ UNDERSTUDY_TEST_DATA where that is set, otherwise from drawn images. In each rou
 (in its own process) and LeRobot (in the interpreter given; null where it is missing) take turns. Figures are medians.
 `limit` and `codec` are those of `cli/bench/decode_limit.py`. The memory budget is smaller than the decoded images, so
 this measures streaming, not copying. Only the real recordings are also measured with enough memory ("-half": with too
-little). Datasets with one camera also have a row NAME-yuv, with `"colors": "yuv"`: planes that the GPU converts. The
-row "rows-only" has no video. A full run takes half an hour or more. Linux only.
+little). The row "rows-only" has no video. A full run takes half an hour or more. Linux only.
 
 `shuffled` is the bare codec with shuffled output. Decoded frames wait among as many others as the loader's lanes hold.
 They are converted when they are due, into batches that stay in use for a while. So they leave the cores' caches and
@@ -154,14 +153,12 @@ def rival_figures(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"missing": missing[0]} if missing else medians(answers)
 
 
-def measure_set(
-    one: Set, name: str, rival: Rival | None, known: dict[Path, Any], seconds: float, rounds: int, colors: str
-) -> dict[str, Any]:
+def measure_set(one: Set, rival: Rival | None, known: dict[Path, Any], seconds: float, rounds: int) -> dict[str, Any]:
     """Measure one row. `known` has LeRobot's figures on earlier datasets by their path."""
     data = Setting(str(one.root), BATCH, CHUNK).data()
     memory = int(picture_bytes(data) * len(data) * one.memory) or MEMORY
     memory = memory if one.memory > 1 else min(MEMORY, memory)
-    setting = Setting(str(one.root), BATCH, CHUNK, memory=str(memory), colors=colors)  # type: ignore[arg-type]
+    setting = Setting(str(one.root), BATCH, CHUNK, memory=str(memory))
     ours, theirs = [], []
     with OtherLoader(child(__file__, "ours", **asdict(setting))) as loader:
         start = loader.require(seconds=0)  # warm-up: lanes turn over, and the frames that they hold become known
@@ -177,7 +174,7 @@ def measure_set(
     figures, other, order = medians(ours), known.get(one.lerobot, {}), setting.order(data)
     read, lengths = as_read(order)
     stop = max(256 * BATCH, min(1 << 18, 4 * order.spec.sources[0].frames))
-    row = {**asdict(one), "name": name, "colors": colors, "root": None, "lerobot": None, **figures}
+    row = {**asdict(one), "root": None, "lerobot": None, **figures}
     for key, side in sides.items():
         for figure in ("samples_per_s", "cpu_ms_per_sample"):
             row[f"{key}_{figure.removeprefix('samples_')}"] = (side.figures() or {}).get(figure)
@@ -201,13 +198,10 @@ def measure(arguments: argparse.Namespace) -> Results:
             say("LeRobot is not measured:", rival.missing)
         results.found["conditions"]["lerobot"] = rival.version or None
         for one in chosen:
-            # Without a GPU the planes of "yuv" are converted on the CPU.
-            for colors in ("rgb", "yuv") if one.cameras == 1 else ("rgb",):
-                name = one.name if colors == "rgb" else f"{one.name}-{colors}"
-                if not results.has("rows", name):
-                    other = rival if colors == "rgb" and not rival.missing else None
-                    row = measure_set(one, name, other, known, seconds, rounds, colors)
-                    results.add("rows", row, render_row(row))
+            if not results.has("rows", one.name):
+                other = None if rival.missing else rival
+                row = measure_set(one, other, known, seconds, rounds)
+                results.add("rows", row, render_row(row))
     return results
 
 

@@ -51,12 +51,6 @@ def torch_device(name: str) -> torch.device:
     return device
 
 
-def warn_of_unused_cards() -> None:
-    """Warn in one line if the arithmetic is on the CPU although this machine has a card."""
-    if line := describe_unused_cards():
-        warnings.warn(line, stacklevel=2)
-
-
 def describe_unused_cards() -> str:
     """Return one line about cards that torch cannot use, with the remedy; "" if there are none or torch uses them."""
     if torch.cuda.is_available():

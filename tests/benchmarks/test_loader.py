@@ -171,11 +171,11 @@ def test_loader_benchmark_has_its_keys(
         assert json.loads(out.read_text()) == found
         return found
 
-    assert [row["name"] for row in run("svtav1-g2-64")["rows"]][:2] == ["svtav1-g2-64", "svtav1-g2-64-yuv"]
+    assert run("svtav1-g2-64")["rows"][0]["name"] == "svtav1-g2-64"
     found = run("")
-    names = [(row["name"], row["cameras"], row["colors"]) for row in found["rows"]]
-    assert ("rows-only", 0, "rgb") in names
-    assert len(set(names)) == len(names) == 7
+    names = [(row["name"], row["cameras"]) for row in found["rows"]]
+    assert ("rows-only", 0) in names
+    assert len(set(names)) == len(names) == 5
     for row in found["rows"]:
         assert row["lerobot_cpu_ms_per_sample"] is None
         assert min(row[key] for key in ("samples_per_s", "cpu_ms_per_sample", "planned_mb", "first_batch_s")) > 0
@@ -183,7 +183,7 @@ def test_loader_benchmark_has_its_keys(
             figures = [row[key] for key in (f"{name}_per_s", f"over_{name}", f"{name}_cpu_ms_per_sample")]
             assert all(figure > 0 for figure in figures) if row["cameras"] else figures == [None] * 3
         assert row["deff1"] > 0.9 * row["deff1_uniform"]
-    assert all(name in benchmark.render(found) for name, _, _ in names)
+    assert all(name in benchmark.render(found) for name, _ in names)
     written = out.read_text()
     assert run("") == found  # nothing is missing: nothing is measured
     assert out.read_text() == written

@@ -106,11 +106,11 @@ def test_every_option_is_in_the_signature() -> None:
     loader, stream, data = (
         dict(inspect.signature(cls).parameters) for cls in (us.Loader, us.EpisodeStream, us.EpisodeDataset)
     )
-    assert set(loader) - set(stream) == {"num_threads", "pin", "device", "colors", "host_keys"}
+    assert set(loader) - set(stream) == {"num_threads", "pin", "device", "host_keys"}
     assert loader["options"].annotation == stream["options"].annotation == Unpack[ReadOptions]
     request = {field.name: field.type for field in fields(BatchRequest)}
     shared = BatchOptions.__annotations__
-    assert shared.keys() ^ request.keys() == {"datasets", "colors", "batch_size", "seed", "weights"}
+    assert shared.keys() ^ request.keys() == {"datasets", "batch_size", "seed", "weights"}
     found = ("order", "rank", "world_size")  # where they are not given
     assert {name: shared[name] for name in request.keys() & shared.keys() - {*found}} == {
         name: kind for name, kind in request.items() if name in shared and name not in found
@@ -129,7 +129,7 @@ def test_choose_order_has_the_options_of_an_order() -> None:
     choose, order = (dict(inspect.signature(one).parameters) for one in (us.choose_order, us.Order.from_datasets))
     del order["sources"]
     assert {name: choose[name] for name in order} == order
-    others = {"datasets", "memory", "world_size", "num_threads", "workers", "image_size", "may_keep", "decoded_cache"}
+    others = {"datasets", "memory", "world_size", "num_threads", "workers", "image_size", "decoded_cache"}
     assert set(choose) - set(order) == others
 
 

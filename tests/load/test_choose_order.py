@@ -52,7 +52,6 @@ def choose(
     batch_size: int = 32,
     world_size: int = 1,
     workers: int = 1,
-    may_keep: bool = True,
     **given: Any,
 ) -> OrderChoice:
     lengths = [np.full(source.frames // 267 + 1, 267) for source in sources]
@@ -66,7 +65,7 @@ def choose(
     request = OrderRequest("clips", batch_size, given.pop("in_flight", 1 << 62), **given)
     weights = [float(source.frames) for source in sources]
     resources: dict[str, Any] = {"memory": memory, "world_size": world_size, "workers": workers, "num_threads": 8}
-    return choose_from_facts(sources, checked, weights, request, 0, may_keep=may_keep, **resources)
+    return choose_from_facts(sources, checked, weights, request, 0, **resources)
 
 
 @pytest.mark.parametrize("memory", [1, 4, 16])
@@ -95,12 +94,11 @@ def test_images_that_fit_stay_decoded_and_are_shuffled_one_by_one() -> None:
     assert small.chosen.plan.keeps_decoded == (False,)
 
 
-@pytest.mark.parametrize("options", [{"workers": 4}, {"may_keep": False}])
-def test_images_that_a_reader_cannot_keep_are_not_chosen_as_kept(options: dict[str, Any]) -> None:
-    """A quarter of the memory holds no set that all of it holds, and planes are kept by no loader."""
+def test_images_that_a_reader_cannot_keep_are_not_chosen_as_kept() -> None:
+    """A quarter of the memory holds no set that all of it holds."""
     data = facts(400_000, 250)
     assert choose(data, memory=200 * GIGABYTE).chosen.plan.keeps_decoded == (True,)
-    choice = choose(data, memory=200 * GIGABYTE, **options)
+    choice = choose(data, memory=200 * GIGABYTE, workers=4)
     assert choice.chosen.plan.keeps_decoded == (False,)
     assert choice.order.spec.sources[0].clip > 1
     assert choice.chosen.cost <= 1.25
@@ -239,7 +237,7 @@ def test_a_loader_continues_the_order_of_a_state_in_other_memory(data: us.Episod
             given.load_state_dict(state)
 
 
-def test_planes_and_streams_have_orders_that_they_can_read(data: us.EpisodeDataset) -> None:
+def test_a_stream_has_an_order_that_its_workers_can_read(data: us.EpisodeDataset) -> None:
     data.__dict__["gop"] = 60
     kept = us.Loader(data, batch_size=4)
     assert kept.order.spec.sources[0].clip == 1
@@ -247,13 +245,6 @@ def test_planes_and_streams_have_orders_that_they_can_read(data: us.EpisodeDatas
     options: dict[str, Any] = {"batch_size": 4, "memory": memory}
     assert us.Loader(data, **options).order.spec.sources[0].clip == 1
     assert us.EpisodeStream(data, **options).order.spec.sources[0].clip > 1
-    with warned():
-        assert us.Loader(data, **options, colors="yuv").order.spec.sources[0].clip > 1
-    uniform = us.Order.from_datasets(data, batch_size=4, mode="uniform")
-    with warned() as caught:
-        us.Loader(data, order=uniform, colors="yuv").close()
-    assert len(caught) == 2  # also that there is no GPU
-    assert {warning.filename for warning in caught} == {__file__}
 
 
 def test_a_given_order_that_costs_much_is_told(data: us.EpisodeDataset) -> None:

@@ -308,8 +308,9 @@ def test_picture_decoder_stops_within_a_group(at_once: int, tmp_path: Path) -> N
 def test_loader_devices(data: EpisodeDataset, order: Order) -> None:
     expected = batches(data, order, 3)
     assert all(map(same, batches(data, order, 3, device="cpu"), expected))
-    meta = batches(data, order, 1, device="meta")[0]
+    meta = batches(data, order, 1, device="meta", host_keys=["position"])[0]
     assert meta[TOP].device.type == meta["action"].device.type == "meta"
+    assert meta["position"].device.type == "cpu"
     assert meta["task"] == expected[0]["task"]
     if not torch.cuda.is_available():
         with refused("device", "'cuda'", kind=ValueError):

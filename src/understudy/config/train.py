@@ -142,11 +142,6 @@ class LoaderConfig:
     """Threads that read and decode."""
     memory: str = "4GB"
     """Memory of the loader, for all processes of a host together. A dataset that fits stays decoded in memory."""
-    colors: Annotated[
-        Literal["rgb", "yuv"], OnResume("images differ by at most one level of 255 from here on; the same samples")
-    ] = "rgb"
-    """Form in which video images leave the host. `yuv`: 4:2:0 planes, half the bytes, converted and resized on the
-    device; videos need even sides, and none stays decoded in memory. Validation always reads RGB."""
     decoded_cache: Annotated[bool, NO_EFFECT] = False
     """Keep decoded images on disk, at the policy's size, in the folder `data.cache`. The first epoch decodes them,
     later epochs and later runs read them. `data.cache_size` limits their total size (docs/loading.md)."""
@@ -397,8 +392,6 @@ class TrainConfig:
             parse_bytes(self.loader.memory)
         except ValueError as error:
             errors.append(f"loader.{error}")
-        if self.loader.decoded_cache and self.loader.colors == "yuv":
-            errors.append("loader.decoded_cache: keeps RGB images, and loader.colors is yuv: leave out one of both")
         errors += [f"data.{line}" for line in self.data.problems()]
         if self.data.chunk_size or not getattr(self.policy, "weights", ""):  # otherwise the weights decide the chunk
             errors += self.rollout_problems()

@@ -24,7 +24,6 @@ from understudy.load.images.clip_reader import (
     write_all,
 )
 from understudy.load.images.decoded_cache import DecodedImages
-from understudy.load.images.planes import PlanePacker
 from understudy.load.memory_plan import MemoryPlan
 from understudy.load.mixed_batches import RowBatches
 from understudy.order.sample_random import SampleRng
@@ -280,10 +279,9 @@ class BatchBuilder:
         )
 
 
-def _converter(request: BatchRequest, camera: str) -> AnyConverter | PlanePacker:
+def _converter(request: BatchRequest, camera: str) -> AnyConverter:
     """Make the converter of a camera, for one thread."""
-    pixels = request.datasets[0].pixels(camera)
-    return PlanePacker() if request.colors == "yuv" and not pixels.is_depth else pixels.converter(request.image_size)
+    return request.datasets[0].pixels(camera).converter(request.image_size)
 
 
 def _sample_views(batch: BatchInProgress) -> dict[str, np.ndarray]:

@@ -94,8 +94,6 @@ class BatchRequest:
     """Bytes, or text such as "4GB", for everything that is held at once (`Loader.plan`)."""
     image_size: tuple[int, int] | None = None
     """(height, width) of the images, resized by area averaging, depth by nearest pixel; None: as recorded."""
-    colors: Literal["rgb", "yuv"] = "rgb"
-    """Form of video images between the threads and the consumer: RGB, or 4:2:0 planes (`images/planes.py`)."""
     augment: Augment | None = None
     """Called in a loader thread for each sample, with its images and the random numbers of its position.
 
@@ -126,12 +124,6 @@ class BatchRequest:
             raise ValueError(f"position {self.position!r:.80}: need a whole number, {first} to {last}")
         if self.on_bad_frame not in ("raise", "substitute"):
             raise ValueError(f"on_bad_frame {self.on_bad_frame!r}: need 'raise' or 'substitute'")
-        if self.colors not in ("rgb", "yuv"):
-            raise ValueError(f"colors {self.colors!r}: need 'rgb' or 'yuv'")
-        if self.colors == "yuv" and self.augment is not None:
-            raise ValueError("colors='yuv' with augment, which changes RGB images on the host; leave out one of both")
-        if self.disk_cache is not None and self.colors == "yuv":
-            raise ValueError("colors='yuv' with decoded_cache, which keeps RGB images; leave out one of both")
 
     @property
     def memory_bytes(self) -> int:
@@ -162,7 +154,6 @@ def make_request(
     *,
     num_threads: int,
     workers: int = 1,
-    colors: Literal["rgb", "yuv"] = "rgb",
 ) -> BatchRequest:
     """Checked request from the arguments of a constructor.
 
@@ -171,7 +162,6 @@ def make_request(
         options: keyword arguments of the constructor, with the rank that was found.
         num_threads: for `choose_order`, where no order is given.
         workers: for `choose_order`.
-        colors: see `Loader`.
 
     Raises:
         ValueError: see `Loader`.
@@ -194,8 +184,7 @@ def make_request(
             world_size=settings["world_size"],
             num_threads=num_threads,
             workers=workers,
-            image_size=settings.get("image_size") if colors == "rgb" else None,  # planes are resized on the device
-            may_keep=colors == "rgb",
+            image_size=settings.get("image_size"),
             decoded_cache=settings.get("decoded_cache") is not None,
             batch_size=batch_size,
             seed=0 if seed is None else seed,
@@ -210,7 +199,7 @@ def make_request(
             f"{order.seed}); leave them out"
         )
     order = order.of_datasets(opened)  # refuses other datasets, and another selection than the order's
-    request = BatchRequest(order, tuple(opened), colors=colors, **settings)
+    request = BatchRequest(order, tuple(opened), **settings)
     check_same(order, opened, board)
     Mixture.from_datasets(opened)  # refuses datasets that no batch can combine
     return request

@@ -91,7 +91,6 @@ def choose_order(
     num_threads: int = 2,
     workers: int = 1,
     image_size: tuple[int, int] | None = None,
-    may_keep: bool = True,
     decoded_cache: bool = False,
     frames_in_flight: int | None = None,
     weights: Sequence[float] | Mapping[str, float] | None = None,
@@ -113,7 +112,6 @@ def choose_order(
         workers: processes of a rank that make its batches in turn and share its memory, as of an `EpisodeStream`;
             fewer where the memory holds no batch of each.
         image_size: (height, width) of its images; None keeps the recorded size.
-        may_keep: whether a dataset that fits stays decoded.
         decoded_cache: whether it keeps decoded images on disk.
         frames_in_flight: the most frames of open clips; by default the memory alone limits them.
         weights: this and all further arguments: as for `Order.from_datasets`. With a mode other than "clips", or with
@@ -133,9 +131,7 @@ def choose_order(
     resources = {"memory": memory, "world_size": world_size, "num_threads": num_threads}
     while True:
         try:
-            return choose_from_facts(
-                facts, sources, shares, request, seed, workers=workers, may_keep=may_keep, **resources
-            )
+            return choose_from_facts(facts, sources, shares, request, seed, workers=workers, **resources)
         except ValueError:  # no batch fits the memory of one worker
             if workers == 1:
                 raise
@@ -153,7 +149,6 @@ def choose_from_facts(
     world_size: int,
     num_threads: int,
     workers: int = 1,
-    may_keep: bool = True,
 ) -> OrderChoice:
     """Choose an order by facts about the datasets; otherwise as `choose_order`."""
     readers = world_size * workers
@@ -174,7 +169,6 @@ def choose_from_facts(
                 world_size=readers,
                 num_threads=num_threads,
                 memory=memory // workers,
-                may_keep=may_keep,
             )
             cost = order_cost(facts, read, plan, readers)
             return Candidate(tuple(resolved), spec, plan, cost, tuple(_correlation(spec, n) for n in WINDOWS))
@@ -222,7 +216,6 @@ def advise_on(
     rank: int,
     world_size: int,
     num_threads: int,
-    may_keep: bool = True,
 ) -> str:
     """One line on a given order that costs much to read in this memory; "" for any other."""
 
@@ -234,7 +227,6 @@ def advise_on(
             world_size=world_size,
             num_threads=num_threads,
             memory=memory,
-            may_keep=may_keep,
         )
         return order_cost(facts, order.spec, plan, world_size), nan
 

@@ -26,7 +26,6 @@ from understudy.load.device_copy import DeviceCopy
 from understudy.load.images.buffer_pool import BufferPool
 from understudy.load.images.clip_reader import Timings
 from understudy.load.images.decoded_cache import keep_decoded
-from understudy.load.images.planes import PlaneDelivery
 from understudy.load.loader_threads import WorkerPool
 from understudy.load.memory_plan import in_memory, plan_memory, read_facts
 from understudy.load.mixed_batches import image_shapes
@@ -68,8 +67,6 @@ class Loader:
         position: first position. To resume, the `position` of the earlier loader.
         memory: bytes, or text such as "4GB", for everything that is held at once (`plan`).
         image_size: (height, width) of the images, resized by area averaging; None keeps the recorded size.
-        colors: "yuv" moves video images as 4:2:0 planes, half the bytes, and converts and resizes them on `device`,
-            within one level of 255 of "rgb". It needs even sides, no `augment`, and no `preprocess` of images.
         augment: called in a loader thread for each sample as augment(images, rng), with the random numbers of its
             position. `images` are uint8 tensors (T, 3, H, W) by camera, to be changed in place.
         preprocess: called in a loader thread with each complete batch of this process; its result is the batch.
@@ -99,7 +96,6 @@ class Loader:
         pin: bool = False,
         device: torch.device | str | None = None,
         host_keys: Collection[str] = (),
-        colors: Literal["rgb", "yuv"] = "rgb",
         **options: Unpack[ReadOptions],
     ) -> None:
         if num_threads != "auto" and (is_boolean(num_threads) or num_threads < 1):
@@ -111,16 +107,7 @@ class Loader:
         # The order must not depend on the cores of this machine, nor on the ranks that share them.
         fitted = MOST_LOADER_THREADS if num_threads == "auto" else num_threads
         options |= {"rank": self.rank, "world_size": self.world_size}
-        request = make_request(datasets, options, num_threads=fitted, colors=colors)
-        self._planes: PlaneDelivery | None = None
-        if colors == "yuv":
-            self._planes = PlaneDelivery(request.datasets, request.image_size)
-            request = replace(request, image_size=None)  # resized on the device
-            if device is None or torch.device(device).type == "cpu":
-                warnings.warn(
-                    'colors="yuv" without a GPU converts images on the CPU, several times as slow as "rgb"',
-                    stacklevel=2,
-                )
+        request = make_request(datasets, options, num_threads=fitted)
         self._threads = fair_threads(processes_here()) if num_threads == "auto" else num_threads
         self._pins = pin or (self._device_copy is not None and self._device_copy.pins)
         self._chosen, self._datasets = options.get("order") is None, request.datasets
@@ -136,7 +123,7 @@ class Loader:
 
     def _prepare(self, request: BatchRequest, advises: bool) -> None:
         """Plan the memory for a request, and warn of an order that costs much."""
-        cameras = len(image_shapes(request.datasets, request.image_size, request.colors)[0])  # refuses several sizes
+        cameras = len(image_shapes(request.datasets, request.image_size)[0])  # refuses several sizes
         cache = request.disk_cache
         facts = [read_facts(data, request.image_size, cache is not None) for data in request.datasets]
         for number, data in enumerate(request.datasets):
@@ -150,7 +137,6 @@ class Loader:
             "world_size": request.world_size,
             "num_threads": self._threads,
             "memory": request.memory_bytes,
-            "may_keep": request.colors == "rgb",
         }
         self.plan = plan_memory(facts, request.order, **shared)
         """Memory that the loader holds, item by item, and how it decodes."""
@@ -199,8 +185,6 @@ class Loader:
                 batch = self._workers.take()
                 if self._device_copy is not None:
                     batch = self._device_copy.copy(batch)
-                if self._planes is not None:
-                    batch = self._planes.convert(batch)
                 self.position += self._request.order.batch_size
             except BaseException:  # also Ctrl-C: the next batch must not depend on the moment of the interrupt
                 self.close()

@@ -42,7 +42,7 @@ class WorkerPool:
         self._request, self._plan, self._buffers, self._substitutes = request, plan, buffers, substitutes
         self._low, self._high = request.share
         self._mixture = Mixture.from_datasets(request.datasets)
-        self._shapes = image_shapes(request.datasets, request.image_size, request.colors)
+        self._shapes = image_shapes(request.datasets, request.image_size)
         self._block = min(_BLOCK, _ROWS // max(1, *map(row_bytes, request.datasets)))
         self._pid = os.getpid()
         self._change = threading.Condition()

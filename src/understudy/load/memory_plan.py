@@ -378,7 +378,6 @@ def plan_memory(
     world_size: int,
     num_threads: int,
     memory: int,
-    may_keep: bool = True,
 ) -> MemoryPlan:
     """Make the plan of one rank.
 
@@ -389,7 +388,6 @@ def plan_memory(
         world_size: number of processes.
         num_threads: threads that may make batches; fewer are used where memory is too small for them.
         memory: bytes.
-        may_keep: whether a dataset that fits stays decoded.
 
     Raises:
         ValueError: not even one batch fits; names the least memory that does.
@@ -425,7 +423,7 @@ def plan_memory(
     remote = _REMOTE + _PER_PART * parts * in_parts if any(source.is_remote for source in facts) else 0
     spare = memory - needs.least(threads)
     overhead = min(_OWN + remote, memory // 10 - held, spare)
-    keeps = needs.keep_decoded(spare - overhead, threads) if may_keep else (False,) * len(sources)
+    keeps = needs.keep_decoded(spare - overhead, threads)
     for_readers = memory - overhead - sum(source.cached for source, keep in zip(sources, keeps) if keep)
     ahead, level = _choose_level(needs, keeps, for_readers, threads, memory)
     items = needs.fixed(ahead, threads)

@@ -29,7 +29,6 @@ from understudy.batch_keys import LOSS_WEIGHT
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.features import INDEX_KEYS
 from understudy.errors import DatasetError
-from understudy.load.images.planes import packed_shape
 
 _Declared: TypeAlias = tuple[np.dtype | str, int, tuple[int, ...]]
 """Of a key: dtype (or "video", "image", "missing", "text", "no declared number"), window length (0: none), shape."""
@@ -250,7 +249,7 @@ def _is_video(camera: str, datasets: Sequence[EpisodeDataset]) -> bool:
 
 
 def image_shapes(
-    datasets: Sequence[EpisodeDataset], image_size: tuple[int, int] | None, colors: str = "rgb"
+    datasets: Sequence[EpisodeDataset], image_size: tuple[int, int] | None
 ) -> list[dict[str, tuple[int, ...]]]:
     """Shapes of one sample's images: for each source, camera -> (C, H, W) or (T, C, H, W); depth has C = 1, color 3.
 
@@ -259,15 +258,14 @@ def image_shapes(
     Args:
         datasets: the sources.
         image_size: (height, width) that images are resized to; None for the recorded size.
-        colors: "yuv" for packed 4:2:0 planes (`images/planes.py`), of the recorded size.
 
     Raises:
-        ValueError: the shapes of two sources differ, or planes have an odd side.
+        ValueError: the shapes of two sources differ.
         DatasetError: a video cannot be opened, or `image_size` is not for depth.
     """
     cameras = dict.fromkeys(c for d in datasets for c in d.video_keys)
     cameras |= dict.fromkeys(c for c in datasets[0].missing_cameras if all(c in d.missing_cameras for d in datasets))
-    shapes = [_shapes(dataset, list(cameras), image_size, colors) for dataset in datasets]
+    shapes = [_shapes(dataset, list(cameras), image_size) for dataset in datasets]
     for number, (dataset, camera_shapes) in enumerate(zip(datasets, shapes)):
         for camera, shape in camera_shapes.items():
             if shape != (expected := shapes[0][camera]):
@@ -279,7 +277,7 @@ def image_shapes(
 
 
 def _shapes(
-    dataset: EpisodeDataset, cameras: list[str], image_size: tuple[int, int] | None, colors: str
+    dataset: EpisodeDataset, cameras: list[str], image_size: tuple[int, int] | None
 ) -> dict[str, tuple[int, ...]]:
     segment = dataset.segments[:1]
     rows, _ = dataset.frames_to_decode(segment[:, 0], segment[:, 1])
@@ -292,11 +290,6 @@ def _shapes(
             sides = reader.height, reader.width
         window = [dataset.windows[camera]] if camera in dataset.windows else []
         shape = (dataset.pixels(camera).channels, *(image_size or sides or ()))
-        if colors == "yuv" and sides is not None and not dataset.pixels(camera).is_depth:
-            try:
-                shape = packed_shape(*sides)
-            except ValueError as error:
-                raise ValueError(f"{camera!r} is {error}") from error
         shapes[camera] = (*window, *shape)
     return shapes
 

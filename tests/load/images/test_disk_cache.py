@@ -26,7 +26,6 @@ from support.servers import folder as files_below
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError, SourceError
-from understudy.load.batch_request import BatchRequest
 from understudy.load.dataloader.episode_stream import EpisodeStream
 from understudy.load.images import disk_cache
 from understudy.load.images.disk_cache import DiskCache, StoredImages, bytes_on_disk
@@ -423,12 +422,6 @@ def _last_corner(planes: np.ndarray, out: np.ndarray) -> None:
 def test_a_size_that_is_none_is_refused(root: Path, folder: Path) -> None:
     with refused("decoded_cache", "lots", kind=ValueError):
         EpisodeStream(opened(root), batch_size=BATCH, decoded_cache=(folder, "lots"))
-
-
-def test_planes_have_no_decoded_cache(root: Path, folder: Path) -> None:
-    order = order_of(opened(root))
-    with refused("decoded_cache", "colors", kind=ValueError):
-        BatchRequest(order, (), colors="yuv", decoded_cache=folder)
 
 
 def test_a_network_folder_is_refused(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

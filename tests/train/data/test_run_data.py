@@ -113,18 +113,15 @@ def test_weights_of_another_robot_stop_the_run(data: Path, tmp_path: Path) -> No
         choose_normalization(config, open_data(config))
 
 
-# -- the loader of a run gives the step batches as it expects them, on the host and on a device ----------
+# -- the loader of a run gives the step batches as it expects them ----------
 
 
 class Prepared(dict[str, Any]):
     """A batch that the run has prepared; another type would be prepared again."""
 
 
-@pytest.mark.parametrize("colors", ["rgb", "yuv"])
-def test_batches_keep_their_type_and_their_keys_of_the_host(colors: Literal["rgb", "yuv"], tmp_path: Path) -> None:
-    config = replace(
-        tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "run"), loader=LoaderConfig(1, colors=colors)
-    )
+def test_batches_keep_their_type(tmp_path: Path) -> None:
+    config = replace(tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "run"), loader=LoaderConfig(1))
     data = open_data(config)
     mesh: Any = SimpleNamespace(
         rank=0, world_size=1, local_world_size=1, device=torch.device("meta"), together=nullcontext
@@ -132,9 +129,8 @@ def test_batches_keep_their_type_and_their_keys_of_the_host(colors: Literal["rgb
     with make_loader(config, data, data.order(config), mesh, 0, Prepared) as loader:
         batch = next(loader)
     assert type(batch) is Prepared
-    assert {batch[key].device.type for key in ("position", "source")} == {"cpu"}
     images = batch[data.cameras[0]]
-    assert (images.shape[1], images.device.type) == (3, "meta" if colors == "yuv" else "cpu")
+    assert (images.shape[1], images.device.type) == (3, "cpu")
 
 
 def test_a_new_run_warns_of_an_order_that_costs_much(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -184,7 +180,6 @@ def test_a_decoded_cache_is_in_the_folder_of_the_data_and_decodes_once(tmp_path:
     config = replace(config, data=replace(config.data, cache_size="1KB"))
     with pytest.raises(ConfigError, match=r"data\.cache_size"):
         make_loader(config, data, order, mesh, 0, Prepared)
-    assert replace(config, loader=LoaderConfig(colors="yuv", decoded_cache=True)).problems()
 
 
 # -- several instructions of an episode in a run: each sample trains on one of them ----------

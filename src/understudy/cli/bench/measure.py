@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import av
 import numpy as np
@@ -23,7 +23,6 @@ from understudy.bytesize import parse_bytes
 from understudy.cores import MOST_LOADER_THREADS, available_cores
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.devices import warn_of_unused_cards
 from understudy.errors import ConfigError, DatasetError
 from understudy.load.choose_order import choose_order
 from understudy.load.loader import Loader
@@ -77,8 +76,6 @@ class Setting:
     rank: int = 0
     world_size: int = 1
     """Processes that are measured at once; each makes its share of every batch."""
-    colors: Literal["rgb", "yuv"] = "rgb"
-    """Form of images between host and device (`Loader`). Planes are converted on the GPU, without one on the CPU."""
 
     def data(self) -> EpisodeDataset:
         """Open the dataset.
@@ -139,9 +136,6 @@ class Trial:
         other.batch(*other.locate([0]))  # loads code and codecs, which no measurement counts
         del other
         started = time.perf_counter()
-        cuda = setting.colors == "yuv" and torch.cuda.is_available()
-        if setting.colors == "yuv" and not cuda and setting.rank == 0:
-            warn_of_unused_cards()
         self.loader = Loader(
             [self.data],
             order=self.order,
@@ -150,8 +144,6 @@ class Trial:
             rank=setting.rank,
             world_size=setting.world_size,
             position=0,
-            colors=setting.colors,
-            device="cuda" if cuda else None,
         )
         self.batch_bytes, self._spent = 0, 0.0
         self.take()

@@ -3,6 +3,5 @@
 clip_reader      one camera of one clip: each image is decoded once, forward, by one of a thread's open decoders
 decoded_cache    datasets whose images stay decoded, in memory or on disk
 disk_cache       files of decoded images, shared by the processes of a host
-planes           images as 4:2:0 planes, half the bytes of RGB, and back to RGB on the device
 buffer_pool      image buffers, reused when no tensor refers to them
 """

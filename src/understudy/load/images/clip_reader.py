@@ -31,7 +31,6 @@ import numpy as np
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
-from understudy.load.images.planes import PlanePacker
 from understudy.order import Order
 from understudy.video.depth import AnyConverter
 from understudy.video.reader import DecodedImage, VideoReader
@@ -140,7 +139,7 @@ class ConversionJobs:
             self.places.append(sample)
 
 
-def write_all(jobs: ConversionJobs, out: np.ndarray, converter: AnyConverter | PlanePacker) -> None:
+def write_all(jobs: ConversionJobs, out: np.ndarray, converter: AnyConverter) -> None:
     """Convert all jobs into their places in `out`, (n, C, H, W) of the converter's dtype, and clear the jobs.
 
     An image that directly follows itself is converted once.
@@ -169,7 +168,7 @@ def _split(jobs: ConversionJobs, out: np.ndarray) -> tuple[list[av.VideoFrame], 
     return frames, places, copies
 
 
-def write(image: DecodedImage, converter: AnyConverter | PlanePacker, out: np.ndarray) -> None:
+def write(image: DecodedImage, converter: AnyConverter, out: np.ndarray) -> None:
     """Write a cursor's image into `out`, (C, H, W) of the converter's dtype."""
     if isinstance(image, np.ndarray):
         out[...] = image.transpose(2, 0, 1)
@@ -238,7 +237,7 @@ class ClipReader:
         policy: DecodePolicy,
         first_runs: Sequence[int],
         cursors: Cursors,
-        converter: AnyConverter | PlanePacker,
+        converter: AnyConverter,
     ) -> None:
         self._dataset, self._camera, self._cursors = dataset, camera, cursors
         self._converter, self._policy = converter, policy

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from understudy.batch_keys import ACTION, HOST_KEYS, PROMPT_METADATA, STATE
+from understudy.batch_keys import ACTION, PROMPT_METADATA, STATE
 from understudy.bytesize import parse_bytes
 from understudy.config.data import NONE, DataConfig
 from understudy.config.dataset import SourceConfig
@@ -544,9 +544,6 @@ def make_loader(
                 on_bad_frame=config.data.on_bad_frame,
                 journal=journal,
                 pin=mesh.device.type == "cuda",
-                colors=config.loader.colors,
-                device=mesh.device if config.loader.colors == "yuv" else None,
-                host_keys=HOST_KEYS,
                 decoded_cache=_decoded_cache(config),
                 **_resources(config, mesh),
             )
@@ -560,14 +557,12 @@ def make_order(config: TrainConfig, data: RunData, mesh: Mesh) -> Order:
     Raises:
         ConfigError: one batch does not fit the memory, or the settings do not make an order.
     """
-    in_rgb = config.loader.colors == "rgb"
     try:
         choice = choose_order(
             data.training,
             batch_size=config.batch_size,
             seed=config.seed,
-            image_size=data.size if in_rgb else None,  # planes are resized on the device
-            may_keep=in_rgb,
+            image_size=data.size,
             decoded_cache=config.loader.decoded_cache,
             **data.order_options(config),
             **_resources(config, mesh) | {"num_threads": MOST_LOADER_THREADS},  # the same order on any machine
