@@ -1,6 +1,7 @@
 """docs/migration.md: its tables are the hints for flags of other tools, and each hint names settings that exist."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,14 @@ import pytest
 from support.refusals import refused
 from understudy.cli.main import COMMANDS, read_settings
 from understudy.config.flags import list_settings
-from understudy.config.foreign import ACCELERATE, COSMOS, FOREIGN, LEROBOT, OPENPI, OPENTAU
+from understudy.config.other_trainers import read_hints, read_tables
 from understudy.config.schema import load, override, validate
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.policies.pi05.config import Pi05Settings
 
-PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
+ROOT = Path(__file__).parents[2]
+FOREIGN = read_hints()
 
 
 def flags() -> set[str]:
@@ -23,33 +25,17 @@ def flags() -> set[str]:
     return {f"--{path.replace('_', '-')}" for path in paths}
 
 
-def rows(head: str) -> dict[str, str]:
-    """First and second cells of the table with this head."""
-    table = re.search(rf"^\| {head} \| understudy \|\n\|---\|---\|\n((?:\|.*\n)+)", PAGE, flags=re.MULTILINE)
-    assert table is not None
-    cells = [line.strip("| ").split(" | ") for line in table[1].splitlines()]
-    return {first.strip("`"): second.replace("`", "") for first, second in cells}
+def test_tables_are_those_of_the_data_file() -> None:
+    page = (ROOT / "docs/migration.md").read_text()
+    write_tables = runpy.run_path(str(ROOT / "scripts/migration_tables.py"))["write_tables"]
+    assert page == write_tables(page), "run python scripts/migration_tables.py"
 
 
-@pytest.mark.parametrize(
-    ("head", "hints"),
-    [
-        ("lerobot-train", LEROBOT),
-        ("openpi", OPENPI),
-        ("OpenTau", OPENTAU),
-        ("cosmos-framework", COSMOS),
-        ("accelerate launch", ACCELERATE),
-    ],
-)
-def test_tables_are_the_hints(head: str, hints: dict[str, str]) -> None:
-    table = rows(head)
-    shown = {name.lstrip("-").replace("_", "-"): text for name, text in table.items()}
-    assert len(shown) == len(table)
-    same = {name for name, text in shown.items() if text == f"--{name}"}
-    assert {f"--{name}" for name in same} <= flags()
-    assert {name: shown[name] for name in shown.keys() - same} == {
-        name: text.replace("`", "") for name, text in hints.items()
-    }
+def test_settings_of_the_same_name_exist() -> None:
+    for trainer, table in read_tables().items():
+        names = [name.lstrip("-").replace("_", "-") for name in table]
+        assert len(set(names)) == len(names), trainer
+        assert {f"--{name}" for name in names if name not in FOREIGN} <= flags()
 
 
 def test_hints_name_existing_settings_and_commands() -> None:
@@ -86,7 +72,7 @@ def test_foreign_names_in_a_file_are_refused_with_their_hint() -> None:
     with refused("dataset.repo_id", "policy.n_action_steps", "wandb.enable", "num_workers", kind=ConfigError) as caught:
         validate(TrainConfig, content)
     for name in ("dataset.repo-id", "policy.n-action-steps", "wandb.enable", "num-workers"):
-        assert LEROBOT[name] in str(caught.value)
+        assert FOREIGN[name] in str(caught.value)
 
 
 def test_names_of_a_toml_file_of_cosmos_are_refused_with_their_hint() -> None:
@@ -101,7 +87,7 @@ def test_names_of_a_toml_file_of_cosmos_are_refused_with_their_hint() -> None:
     with refused("model.parallelism.data_parallel_shard_degree", "checkpoint.save_iter", kind=ConfigError) as caught:
         validate(TrainConfig, content)
     for name in ("job.experiment", "trainer.grad-accum-iter", "dataloader-train.max-samples-per-batch"):
-        assert COSMOS[name] in str(caught.value)
+        assert FOREIGN[name] in str(caught.value)
 
 
 @pytest.mark.parametrize("flag", ["--max-num-tokens", "--max-samples"])
@@ -134,15 +120,15 @@ def test_negative_value_belongs_to_its_unknown_flag(flag: str, value: str) -> No
 
 
 def test_items_of_a_foreign_list_get_the_hint_of_the_list() -> None:
-    with refused(OPENTAU["dataset-mixture.datasets"], kind=ConfigError):
+    with refused(FOREIGN["dataset-mixture.datasets"], kind=ConfigError):
         read_settings("train", ["--dataset_mixture.datasets.0.weight", "2"])
 
 
 @pytest.mark.parametrize(
     ("flag", "hint"),
     [
-        ("--grad_accumulation_steps", OPENTAU["gradient-accumulation-steps"]),
-        ("--episode_pool_sizes", OPENTAU["episode-pool-size"]),
+        ("--grad_accumulation_steps", FOREIGN["gradient-accumulation-steps"]),
+        ("--episode_pool_sizes", FOREIGN["episode-pool-size"]),
         ("--policy.tokenizer", "--policy.type pi05"),
         ("--policy.widht", "--policy.width"),
         ("--sed", "--seed"),

@@ -22,8 +22,8 @@ from understudy.cli.commands import COMMANDS, find_commands
 from understudy.cli.help_texts import LAUNCH, general
 from understudy.config.files import SUFFIXES, read_file
 from understudy.config.flags import Setting, list_settings, read_flags
-from understudy.config.foreign import FOREIGN
 from understudy.config.help import flag_of, members, negation_of
+from understudy.config.other_trainers import read_hints
 from understudy.config.schema import complete
 from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError
@@ -92,7 +92,7 @@ def foreign_flags() -> set[str]:
     """Flags of other programs that a page may name: other trainers, torchrun, Python scripts of this repository."""
     from torch.distributed.run import get_args_parser
 
-    found = {f"--{name}" for name in FOREIGN}
+    found = {f"--{name}" for name in read_hints()}
     for action in get_args_parser()._actions:
         found |= set(action.option_strings)
     for folder in (*FOLDERS, "tests"):

@@ -8,7 +8,7 @@ on_resume     consequence of changing a setting on resume, declared next to it
 help          flags, meanings, placeholders and rules of settings as text
 flags         the command line as a second settings file
 hooks         what a settings class may bring along for the modules above
-foreign       settings of other trainers, and the equivalent ones
+other_trainers  equivalents of settings of other trainers, from a data file
 hints         hints of a run's settings for names of other trainers
 train         settings of a training run
 data          settings of its data

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from understudy.config.files import SUFFIXES
-from understudy.config.foreign import FOREIGN, equivalent
+from understudy.config.other_trainers import equivalent, read_hints
 
 
 class TrainerNames:
@@ -12,7 +12,7 @@ class TrainerNames:
 
     def names(self) -> Collection[str]:
         """Return the names that are translated, dotted and spelled as in flags."""
-        return FOREIGN.keys()
+        return read_hints().keys()
 
     def equivalent(self, name: str) -> str | None:
         """Return what takes the place of a name here; None for an unknown one."""
