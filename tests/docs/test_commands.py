@@ -75,8 +75,8 @@ def test_remedies_of_guessed_commands_are_commands() -> None:
         "`understudy train --optim.learning-rate 1`",
         "`understudy rollout RUN --launch 2`",
         "`understudy check PATH --depth deep`",
-        "`--peak-check error`",
-        "`--peak-check=error`",
+        "`--attention error`",
+        "`--attention=error`",
         "`--policy.config.pretrained_backbone_weights null`",
         "`--optim.lr fast`",
         "`--no-such-flag`",
@@ -116,7 +116,7 @@ def test_placeholders_stand_for_values_that_fit(page: str) -> None:
 
 
 def test_text_of_the_source_is_read_as_a_page_is() -> None:
-    assert list(text_faults("set `--peak-check error`")) != []
+    assert list(text_faults("set `--attention error`")) != []
     assert unknown_flags("did you mean --data.roots?") == ["--data.roots: a flag of no command"]
 
 

@@ -275,9 +275,6 @@ class TrainConfig:
     attention: Annotated[Literal["sdpa", "eager"], ROUNDING] = "sdpa"
     """Attention of the step and of validation: `sdpa` is the kernel that torch picks, `eager` the matrix products and
     the softmax one by one, for a comparison in `profile`. Exported policies always have `sdpa`."""
-    peak_check: Annotated[Literal["warn", "off"], NO_EFFECT] = "warn"
-    """`warn` logs where another process predicts that the peak of a step exceeds the free memory of a GPU. The run does
-    not wait for it. No GPU has confirmed a prediction yet, and it has the longest texts."""
     loader: Annotated[LoaderConfig, NO_EFFECT] = field(default_factory=LoaderConfig)
     checkpoint: Annotated[CheckpointConfig, NO_EFFECT] = field(default_factory=CheckpointConfig)
     val: ValConfig = field(default_factory=ValConfig)

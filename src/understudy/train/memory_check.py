@@ -8,9 +8,6 @@ from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError
 from understudy.policies.policy import Policy
 
-RESERVED = 0.06
-"""Share of a card's memory that is left unused."""
-
 
 def check_whole_weights(policy: Policy, mesh: Mesh, free: int | None = None) -> None:
     """Raise ConfigError where a network that each process builds whole, in float32, exceeds the memory of the machine.

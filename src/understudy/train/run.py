@@ -44,7 +44,6 @@ from understudy.train.data.updates import changed_episodes, current_spec, find_a
 from understudy.train.data.versions_read import Versions, describe_versions, latest_versions, versions_read
 from understudy.train.loop import gather_weights, library_versions, make_pending_validation, run_steps
 from understudy.train.paths import moved_fix, resolve_paths, with_local_files, with_root
-from understudy.train.profiling.peak_check import PeakForecast
 from understudy.train.resume_check import check_resume, stretch_schedule
 from understudy.train.run_hooks import check_hooks, check_rollout_settings, open_hooks
 from understudy.train.run_record import current_order, load_initial_weights, new_run_record
@@ -371,7 +370,6 @@ def _run(
         dtypes = _frozen_dtypes(latest) if latest is not None else None
     mesh.first(lambda: check_hooks(config, record))
     with ExitStack() as stack:
-        stack.enter_context(closing(PeakForecast(config, data, record["normalisation"], mesh)))
         state = init_train_state(config, data, record["normalisation"], mesh, weights, dtypes, check_files=True)
         if mesh.rank == 0:
             summary = startup_summary(config, data, order, state.policy, record["files"])

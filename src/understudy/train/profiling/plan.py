@@ -45,7 +45,6 @@ from understudy.train.data.run_data import (
     read_first_batch,
 )
 from understudy.train.data.run_normalization import choose_normalization
-from understudy.train.memory_check import RESERVED
 from understudy.train.micro_batches import check_budget, largest_part
 from understudy.train.paths import with_local_files
 from understudy.train.profiling.live_bytes import LiveBytes, forget_values, without_values
@@ -53,6 +52,8 @@ from understudy.train.state import TrainState, assemble, build_on_meta
 
 logger = logging.getLogger(__name__)
 
+RESERVED = 0.06
+"""Share of a card's memory that is left unused."""
 MOST = 4096
 """Samples of a forward pass up to which a plan looks for the largest micro-batch."""
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
