@@ -26,11 +26,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from common import make_parser, say
+from common import conditions, make_parser, say
 from support.audited import damage, eventful_run, trained
 from support.mixtures import mixed, tiny_sources
 from support.peak_memory import peak_bytes, start_peak
-from understudy.cli.bench.measure import conditions
 from understudy.cli.data.order import Table, droid_like
 from understudy.load.order_rows import Span, order_facts, rows_of
 from understudy.order import Order

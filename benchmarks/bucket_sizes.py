@@ -42,7 +42,6 @@ import rows
 from bucket import LATENCY, Bucket
 from loader_sets import Encoding, Recording
 from support.videos import encode_video
-from understudy.cli.bench.measure import conditions
 from understudy.video.encode import concat_videos
 
 PER_VIDEO = 100
@@ -297,7 +296,9 @@ def main() -> None:
                     readings.append({"set": root.name, "tree": tree, "line": options.line, "places": places})
                     if out:
                         out.write_text(json.dumps(readings))
-    print(json.dumps({"rows": medians(readings), "conditions": conditions()}, indent=None if options.json else 1))
+    print(
+        json.dumps({"rows": medians(readings), "conditions": common.conditions()}, indent=None if options.json else 1)
+    )
 
 
 if __name__ == "__main__":

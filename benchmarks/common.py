@@ -3,20 +3,51 @@
 import argparse
 import json
 import os
+import platform
 import resource
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
+import torch
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # which encode videos, measure memory and run servers
 
-from understudy.cli.bench.measure import conditions
+from understudy._version import __version__
+from understudy.cores import available_cores
+from understudy.video.native.loops import load_loops, loops_status
 
 CACHE = Path(tempfile.gettempdir()) / "understudy-bench"
+
+
+def conditions() -> dict[str, Any]:
+    """Date, machine and versions of a measurement."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+        "cpu": cpu_name(),
+        "cores": available_cores(),
+        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else [],
+        "understudy": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "av": av.__version__,
+        "loops": "compiled" if load_loops() else f"Python: {loops_status().reason}",
+    }
+
+
+def cpu_name() -> str:
+    """Name of the processor, if the system provides it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def make_parser(doc: str | None, whole: bool = False) -> argparse.ArgumentParser:

@@ -5,7 +5,7 @@
 The datasets are made once in the cache folder (about 2 GB; a few minutes), from the real recordings in
 UNDERSTUDY_TEST_DATA where that is set, otherwise from drawn images. In each round the three decode limits, our loader
 (in its own process) and LeRobot (in the interpreter given; null where it is missing) take turns. Figures are medians.
-`limit` and `codec` are those of `cli/bench/decode_limit.py`. The memory budget is smaller than the decoded images, so
+`limit` and `codec` are those of `decode_limit.py`. The memory budget is smaller than the decoded images, so
 this measures streaming, not copying. Only the real recordings are also measured with enough memory ("-half": with too
 little). The row "rows-only" has no video. A full run takes half an hour or more. Linux only.
 
@@ -32,15 +32,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import av
 import numpy as np
 
+import decode_limit
 from common import OtherLoader, Results, add_dataset_arguments, child, make_parser, say
+from decode_limit import Limit, Stretch
 from loader_rivals import Rival
 from loader_sets import Set, sets
+from loader_trial import Round, Setting, Trial, median_round, videos
 from order_audit import as_read, deff_of
 from support.peak_memory import peak_bytes, start_peak
 from understudy._version import __version__
-from understudy.cli.bench import decode_limit
-from understudy.cli.bench.decode_limit import Limit, Stretch
-from understudy.cli.bench.measure import Round, Setting, Trial, median_round, videos
 from understudy.data.dataset import EpisodeDataset
 from understudy.order.design_effect import expected_uniform
 from understudy.video.color import Converter

@@ -36,7 +36,6 @@ import pyarrow.parquet as pq
 
 import common
 from support.videos import encode_video
-from understudy.cli.bench.measure import conditions
 
 LENGTHS = (12, 12, 13)
 FPS, WIDTH, SIDE = 10, 7, 64
@@ -218,7 +217,7 @@ def main() -> None:
                 row |= {key: round(median(one[key] for one in results), 3) for key in results[0]}
                 rows.append(row)
                 common.say(row)
-    print(json.dumps({"rows": rows, "conditions": conditions()}, indent=None if options.json else 1))
+    print(json.dumps({"rows": rows, "conditions": common.conditions()}, indent=None if options.json else 1))
 
 
 if __name__ == "__main__":

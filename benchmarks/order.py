@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import numpy as np
 
+from common import conditions
 from support.peak_memory import peak_bytes, start_peak
-from understudy.cli.bench.measure import conditions
 from understudy.order import Order
 from understudy.order.random import make_key, permutation
 

@@ -32,9 +32,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common import make_parser
+from common import conditions, make_parser
 from understudy import MasterWeights
-from understudy.cli.bench.measure import conditions
 from understudy.distributed.compile import missing_compiler
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.bf16_split import adamw_pointwise, as_tensor, join, split

@@ -41,7 +41,6 @@ import pyarrow.parquet as pq
 import common
 import loader_rivals
 from support.videos import encode_video
-from understudy.cli.bench.measure import conditions
 from understudy.data.write.dataset_files import tasks_table
 
 LENGTH = 268
@@ -309,7 +308,7 @@ def main() -> None:
                 row |= {key: round(median(one[key] for one in results), 3) for key in results[0]}
                 rows.append(row)
                 common.say(row)
-    print(json.dumps({"rows": rows, "conditions": conditions()}, indent=None if options.json else 1))
+    print(json.dumps({"rows": rows, "conditions": common.conditions()}, indent=None if options.json else 1))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.cli.bench.measure import conditions
+from common import conditions
 
 T = TypeVar("T")
 

@@ -50,9 +50,8 @@ import numpy as np
 
 import rows
 import understudy as us
-from common import anonymous_bytes, cpu_seconds, make_parser
+from common import anonymous_bytes, conditions, cpu_seconds, make_parser
 from understudy.check import row_facts
-from understudy.cli.bench.measure import conditions
 from understudy.data.format.catalog import Catalog
 from understudy.data.write.writer import EpisodeWriter
 from understudy.parts import Part, Workers

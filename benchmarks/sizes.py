@@ -21,7 +21,6 @@ from typing import Any
 
 import common
 import rows
-from understudy.cli.bench.measure import conditions
 
 
 def commands(root: Path, out: Path) -> dict[str, list[str]]:
@@ -90,7 +89,7 @@ def main() -> None:
                         found["exponent"] = round(math.log(found["cpu_s"] / before[-1]["cpu_s"]) / growth, 2)
                     table[name].append(found)
                     common.say(name, {key: value for key, value in found.items() if key != "error"})
-    print(json.dumps({"commands": table, "conditions": conditions()}, indent=None if options.json else 1))
+    print(json.dumps({"commands": table, "conditions": common.conditions()}, indent=None if options.json else 1))
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import torch.utils.data
 
-from common import CACHE
+from common import CACHE, conditions
 from loader_sets import Encoding, Recording, joined
+from loader_trial import Setting
 from understudy import Loader, Order, keep_freed_memory
-from understudy.cli.bench.measure import Setting, conditions
 from understudy.load.loader import Batch
 
 STRETCHES = 10  # of equal length, whose median memories are compared

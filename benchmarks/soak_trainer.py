@@ -21,10 +21,9 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from common import make_parser
+from common import conditions, make_parser
 from support import killed
 from support.runs import tiny_dataset
-from understudy.cli.bench.measure import conditions
 
 POLICIES = ("flow", "pi05", "world_action")
 

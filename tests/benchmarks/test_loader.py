@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+import decode_limit as bench_limit
 import loader as benchmark
 from common import OtherLoader
 from loader import MemoryTrial, rival_figures
 from loader_rivals import Rival
+from loader_trial import Setting
 from support import peak_memory
 from support.datasets import Spec, write_dataset
 from support.peak_memory import resident_bytes
 from support.refusals import refused
 from support.videos import rgb
-from understudy.cli.bench import decode_limit as bench_limit
-from understudy.cli.bench.measure import Setting
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import soak_loader
+from loader_trial import Setting
 from support.datasets import Spec, write_dataset
 from understudy import Loader
-from understudy.cli.bench.measure import Setting
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "soak_loader.py"
 

@@ -221,7 +221,7 @@ COMMANDS = {
     "ranges": Command("find the frames in which a robot moves", "PATH", wheel="tools"),
     "select": Command("save a selection of a dataset as a view, or list its views", "PATH [NAME]", wheel="tools"),
     "bench": Command(
-        "loading speed of a dataset, and of its codec",
+        "loading speed of a dataset, beside decoding in a row",
         "PATH",
         launchable=True,
         wheel="understudy",

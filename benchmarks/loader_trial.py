@@ -3,31 +3,21 @@
 CPU time is that of the process with its threads; other processes disturb it far less than wall time.
 """
 
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
-from typing import Any
 
-import av
-import numpy as np
-import torch
 from torch import Tensor
 
-from understudy._version import __version__
 from understudy.bytesize import parse_bytes
-from understudy.cores import MOST_LOADER_THREADS, available_cores
+from understudy.cores import MOST_LOADER_THREADS
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.errors import ConfigError, DatasetError
 from understudy.load.choose_order import choose_order
 from understudy.load.loader import Loader
 from understudy.order import Order
-from understudy.video.native.loops import load_loops, loops_status
 
 WARM_BATCHES = 8
 """Batches discarded before each round: more than the loader prepares ahead between rounds."""
@@ -204,26 +194,3 @@ class Trial:
     def close(self) -> None:
         """Close the loader."""
         self.loader.close()
-
-
-def conditions() -> dict[str, Any]:
-    """Date, machine and versions of a measurement."""
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
-        "cpu": cpu_name(),
-        "cores": available_cores(),
-        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else [],
-        "understudy": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "av": av.__version__,
-        "loops": "compiled" if load_loops() else f"Python: {loops_status().reason}",
-    }
-
-
-def cpu_name() -> str:
-    """Name of the processor, if the system provides it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())

@@ -23,7 +23,7 @@ import av
 import numpy as np
 from av.video.reformatter import VideoReformatter
 
-from understudy.cli.bench.measure import Round, videos
+from loader_trial import Round, videos
 from understudy.cores import available_cores
 from understudy.data.dataset import EpisodeDataset
 from understudy.video.native.swscale import reformat
