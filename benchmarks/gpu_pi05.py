@@ -12,8 +12,8 @@ time does not suffice are listed as skipped. A row that fails is a result, too: 
     attention    back-end and time of each kind of attention
     memory       memory that `understudy plan` predicts for rows of `train`
 
-It needs torch, numpy, safetensors and pydantic; `memory` also needs pyarrow and av. The sources are those of this
-checkout. MFU is the arithmetic of forward and backward, computed once, over the peak of the data sheet.
+It needs torch, numpy, safetensors, msgspec and pydantic; `memory` also needs pyarrow and av. The sources are those of
+this checkout. MFU is the arithmetic of forward and backward, computed once, over the peak of the data sheet.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 The argument is the row: its `kind`, the `size` of the network, the `device` and settings. The last printed line is the
 result as JSON; `{"error": ...}` where the row failed, "OOM" where the memory of the device did not suffice.
 
-Needs torch, numpy and safetensors, and pydantic for the settings; only `memory` reads more.
+Needs torch, numpy, safetensors and msgspec, and pydantic for the settings; only `memory` reads more.
 """
 
 import json

@@ -1,6 +1,7 @@
 """Damaged files of contracts are refused with the value, the rule and the remedy, and never with another error."""
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -12,33 +13,70 @@ from support.arm import arm_contract
 from support.hostile import damaged, refusal, samples
 from support.refusals import refused
 from understudy.cli.contract import ContractConfig, contract
-from understudy.contract.facts import FILE, SCHEMA, Contract, check_plain, read_contract, write_contract
-from understudy.contract.mismatch import REMEDIES, Mismatch
+from understudy.contract import form
+from understudy.contract.facts import FILE, Contract, read_contract, write_contract
+from understudy.contract.form import check_form
+from understudy.contract.mismatch import Mismatch
 from understudy.errors import ConfigError
 
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads(Path(form.__file__).with_name("contract.schema.json").read_text())
 PLAIN = json.loads(
     json.dumps(Contract(arm_contract().robots, faults=(Mismatch("weights", "", "a", "b", "c"),)).to_json())
 )
 
 
-def test_kinds_of_faults_in_the_schema_are_those_with_a_remedy() -> None:
-    assert SCHEMA["$defs"]["mismatch"]["enum"] == list(REMEDIES)
+def test_the_schema_is_that_of_the_form() -> None:
+    make_schema = runpy.run_path(str(ROOT / "scripts/contract_schema.py"))["make_schema"]
+    assert json.loads(make_schema()) == SCHEMA, "run python scripts/contract_schema.py"
 
 
 def test_a_file_is_judged_as_by_its_json_schema() -> None:
     """Numbers that JSON does not have are refused, too."""
     validator = jsonschema.Draft202012Validator(SCHEMA)
-    check_plain(PLAIN)
+    check_form(PLAIN)
     for place, hostile in samples(PLAIN, 300):
         changed = damaged(PLAIN, place, hostile)
         if hostile != hostile:
             continue
         try:
-            check_plain(changed)
+            check_form(changed)
         except ValueError:
             assert not validator.is_valid(changed), (place, hostile)
         else:
             assert validator.is_valid(changed), (place, hostile)
+
+
+HEAD = next(iter(PLAIN["robots"]))
+CAMERA = next(iter(PLAIN["robots"][HEAD]["cameras"]))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("version",), 1, ("version", "1", "2")),
+        (("kind",), "toaster", ("kind", "'toaster'", "environment")),
+        (("weights",), "beef", ("weights", "'beef'", "[0-9a-f]{64}")),
+        (("robots", HEAD, "fps"), -1, (f"robots.{HEAD}.fps", "-1", "> 0.0")),
+        (("robots", HEAD, "state"), 5, (f"robots.{HEAD}.state", "5", "object")),
+        (("robots", HEAD, "state", "gripper"), {"a": [1]}, (f"robots.{HEAD}.state.gripper.a", "[1]", "2")),
+        (("robots", HEAD, "action", "figures", "std", 1), "x", ("figures.std[1]", "'x'", "unknown")),
+        (("robots", HEAD, "action", "key"), "", (f"robots.{HEAD}.action.key", "''", ">= 1")),
+        (("robots", HEAD, "state", "units"), "\ud800", (f"robots.{HEAD}.state.units", r"'\ud800'", "utf-8")),
+        (("robots", HEAD, "cameras", CAMERA, "color"), "red", (f"{CAMERA}.color", "'red'", "'RGB'")),
+        (("robots", HEAD, "cameras", CAMERA, "size"), [1], (f"{CAMERA}.size", "[1]", ">= 2")),
+        (("robots", HEAD, "cameras", CAMERA, "look"), {}, (f"{CAMERA}.look", "`mean`")),
+        (("robots", HEAD, "cameras", CAMERA, "zoom"), 2, (CAMERA, "`zoom`", "network_size")),
+        (("robots", ""), {}, ('robots."":', "fps")),
+        (("faults", 0, "kind"), "gremlin", ("faults[0].kind", "'gremlin'", "'gripper'")),
+        ((), [], ("contract", "[]", "object")),
+    ],
+)
+def test_the_first_wrong_place_is_named_with_its_value_and_rule(
+    place: tuple[Any, ...], value: Any, words: tuple[str, ...]
+) -> None:
+    with refused(*words, kind=ValueError):
+        check_form(damaged(PLAIN, place, value))
 
 
 def test_a_damaged_contract_names_its_place(tmp_path: Path) -> None:

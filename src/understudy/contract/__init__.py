@@ -1,6 +1,7 @@
 """The contract of a policy, dataset, robot or environment (docs/contract.md), and checks of observations against it.
 
-facts         `Contract`: keys, names, units, ranges, cameras, actions, per robot; contract.json, contract.schema.json
+facts         `Contract`: keys, names, units, ranges, cameras, actions, per robot; contract.json
+form          the form of contract.json, its check, and contract.schema.json
 declared      usual statements of a robot, as its contract
 compare       two contracts: each contradiction with its remedy
 numbers       explanations of numbers that do not fit: units, orders, other robots

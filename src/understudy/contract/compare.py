@@ -11,7 +11,8 @@ from difflib import get_close_matches
 import numpy as np
 
 from understudy.contract.camera_print import explain_look
-from understudy.contract.facts import CameraFacts, Contract, Kind, RobotFacts, VectorFacts
+from understudy.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
+from understudy.contract.form import Kind
 from understudy.contract.mismatch import REMEDIES, Mismatch
 from understudy.contract.numbers import explain_figures
 from understudy.contract.observed import compare_size

@@ -1,24 +1,22 @@
 """The contract of a policy, dataset, robot, environment or server: contract.json (docs/contract.md).
 
 A fact that was neither stated nor measured is `unknown` in the file, and never a guess. In Python an unknown text is
-"", an unknown count 0, an unknown number NaN. `contract.schema.json` is the JSON Schema of the file.
+"", an unknown count 0, an unknown number NaN. `form.py` has the form of the file.
 """
 
 import hashlib
 import json
-import operator
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from understudy.atomic import write_text
 from understudy.contract.camera_print import CameraPrint
+from understudy.contract.form import NAMELESS, Kind, check_form
 from understudy.contract.mismatch import Mismatch
 from understudy.errors import ConfigError, DatasetError
 from understudy.records import Record
@@ -26,47 +24,7 @@ from understudy.records import Record
 FILE = "contract.json"
 VERSION = 2
 UNKNOWN = "unknown"
-_NAMELESS = '""'  # norm head in a place
-Kind = Literal["policy", "dataset", "robot", "environment"]
-"""Whose contract it is; a server has that of its policy."""
 FIGURES = ("mean", "std", "min", "max", "q01", "q99")
-SCHEMA: Record = json.loads(Path(__file__).with_name("contract.schema.json").read_text(encoding="utf-8"))
-_TYPES = {"object": dict, "array": list, "string": str, "integer": int, "number": int | float, "null": NoneType}
-_RULES: Mapping[str, Callable[[Any, Any], object]] = {
-    "type": lambda value, name: isinstance(value, _TYPES[name]) and not isinstance(value, bool),
-    "const": operator.eq,
-    "enum": lambda value, values: value in values,
-    "pattern": lambda value, pattern: re.search(pattern, value),
-    "minimum": operator.ge,
-    "maximum": operator.le,
-    "exclusiveMinimum": operator.gt,
-    "minLength": lambda value, least: len(value) >= least,
-    "minItems": lambda value, least: len(value) >= least,
-    "maxItems": lambda value, most: len(value) <= most,
-    "required": lambda value, names: set(names) <= set(value),
-}
-"""Keyword of contract.schema.json -> whether a value obeys it."""
-
-
-def check_plain(value: Any, rule: Record = SCHEMA, place: str = "the contract") -> None:
-    """Raise ValueError where plain values break a rule of contract.schema.json, for the first of them."""
-    rule = SCHEMA["$defs"][rule["$ref"].rpartition("/")[2]] if "$ref" in rule else rule
-    if "anyOf" in rule:
-        stated, unknown = rule["anyOf"]
-        with suppress(ValueError):
-            return check_plain(value, unknown, place)
-        return check_plain(value, stated, place)
-    for keyword, obeys in _RULES.items():
-        if keyword in rule and not obeys(value, rule[keyword]):
-            raise ValueError(f"{place} is {value!r:.60}; the rule is {keyword}: {rule[keyword]!s:.200}")
-    if "properties" in rule or "additionalProperties" in rule:
-        for key, part in value.items():
-            inner = rule.get("properties", {}).get(key, rule.get("additionalProperties", {}))
-            if inner is False:
-                raise ValueError(f"{place} has the key {key!r:.60}; it has {', '.join(rule['properties'])}")
-            check_plain(part, inner, f"{place}.{key or _NAMELESS}".removeprefix("the contract."))
-    for number, part in enumerate(value if "items" in rule else ()):
-        check_plain(part, rule["items"], f"{place}[{number}]")
 
 
 class Facts:
@@ -413,9 +371,7 @@ class Contract:
         Raises:
             ValueError: another version, or a value that is missing or has another type.
         """
-        if isinstance(stored, dict):
-            check_plain(stored.get("version"), SCHEMA["properties"]["version"], "version")
-        check_plain(stored)
+        check_form(stored)
         robots = {head: RobotFacts.from_json(facts) for head, facts in stored["robots"].items()}
         faults = tuple(Mismatch(**fault) for fault in stored["faults"])
         return cls(robots, stored["provenance"], stored["kind"], _from_plain(str, stored["weights"]), faults)
@@ -429,7 +385,7 @@ def _unknowns(value: Any, place: str = "") -> Iterator[str]:
     """Places of `unknown`; one for a list."""
     if isinstance(value, Mapping):
         for key, part in value.items():
-            yield from _unknowns(part, f"{place}.{key or _NAMELESS}".removeprefix("."))
+            yield from _unknowns(part, f"{place}.{key or NAMELESS}".removeprefix("."))
     elif value == UNKNOWN or (isinstance(value, list) and UNKNOWN in value):
         yield place
 

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from understudy.contract.facts import Contract, check_plain, read_contract
+from understudy.contract.facts import Contract, read_contract
+from understudy.contract.form import check_form
 from understudy.errors import ConfigError
 from understudy.policies.common.lerobot_processors import read_object
 from understudy.policies.contracts.groot import METADATA, STATISTICS, read_groot_contract
@@ -41,7 +42,7 @@ def read_policy_contract(folder: Path) -> Contract | None:
             contract = read_openpi_contract(folder)
         else:
             return None
-        check_plain(contract.to_json())
+        check_form(contract.to_json())
         return contract
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         fix = "download or export the policy again"

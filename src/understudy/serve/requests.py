@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from understudy.contract.facts import SCHEMA, RobotFacts, check_plain
+from understudy.contract.facts import RobotFacts
+from understudy.contract.form import Robot, check_form
 from understudy.optional_packages import optional_imports
 from understudy.serve.dialects import describe
 from understudy.serve.protocol import CONTROL, MessageError, Noise
@@ -96,7 +97,7 @@ def read_request(message: Any) -> tuple[Request, dict[str, Any]]:
     try:
         request = _REQUEST.validate_python(control)
         if (stated := request.declaration) is not None:
-            check_plain(stated, SCHEMA["$defs"]["robot"], f"{CONTROL}.declaration")
+            check_form(stated, Robot, f"{CONTROL}.declaration")
             request = replace(request, declaration=RobotFacts.from_json(stated))
         return request, observation
     except ValidationError as error:
