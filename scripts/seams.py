@@ -17,12 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-CUT = "cut"
-"""Files that shall be taken out. Their imports do not count, nor do imports of them."""
 WHEELS = {
-    CUT: """
-        storage.mapped_tables public_names
-    """,
     "base": """
         _version atomic batch_keys booleans bytesize cores credentials dataset_address episode_ids
         entry_points errors load.malloc lru optional_packages plural progress records temporary
@@ -48,7 +43,7 @@ WHEELS = {
         cli.data.publish cli.data.ranges cli.data.select cli.data.view
     """,
     "understudy": """
-        __init__ devices optim policies config distributed train report cli
+        __init__ public_names devices optim policies config distributed train report cli
         envs.gymnasium_options
     """,
     "robot": """
@@ -130,14 +125,12 @@ def find_crossings(wheels: dict[str, dict[str, Path]]) -> list[Crossing]:
     owners = {module: wheel for wheel, files in wheels.items() for module in files}
     found = set()
     for wheel, files in wheels.items():
-        if wheel == CUT:
-            continue
         for module, path in files.items():
             tree = ast.parse(path.read_text(encoding="utf-8"))
             package = module if path.stem == "__init__" else module.rpartition(".")[0]
             for source, name in names_taken(tree, package, owners):
                 other = owners[source]
-                if other not in (wheel, CUT):
+                if other != wheel:
                     found.add(Crossing(wheel, short(module), other, f"{short(source)}:{name}"))
     return sorted(found, key=str)
 
