@@ -30,7 +30,7 @@ WHEELS = {
         config.__init__ config.dataset config.declare config.files config.flags config.help
         config.hooks config.limits config.on_resume config.schema config.source_lists
         config.values config.workers report.__init__ report.curves report.page
-        cli.__init__ cli.arguments cli.commands cli.console cli.help_texts cli.main __main__
+        cli.__init__ cli.arguments cli.commands cli.console cli.help_texts cli.main
         distributed.launch distributed.signals rollout.intervals
     """,
     "client": """
@@ -43,7 +43,7 @@ WHEELS = {
         cli.data.publish cli.data.ranges cli.data.select cli.data.view
     """,
     "understudy": """
-        __init__ public_names devices optim policies config distributed train report cli
+        __init__ __main__ public_names devices optim policies config distributed train report cli
         envs.gymnasium_options
     """,
     "robot": """
