@@ -20,7 +20,7 @@ consumer keeps, other than the current one, come on top.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
@@ -515,15 +515,13 @@ def _choose_level(needs: _RankNeeds, keeps: Sequence[bool], spare: int, threads:
     levels = max((len(source.policies) for source in read), default=1)
     aheads = _AHEAD if needs.batch * _SMALL <= memory else _AHEAD[1:]
 
-    def fits(ahead: int, level: int) -> bool:
-        readers = sum(source.reader_bytes(source.policy(level), threads) for source in read)
-        return needs.fixed_bytes(ahead, threads) + readers <= spare
-
+    readers = 0
     for level in range(levels):
+        readers = sum(source.reader_bytes(source.policy(level), threads) for source in read)
         for ahead in aheads:
-            if fits(ahead, level):
+            if needs.fixed_bytes(ahead, threads) + readers <= spare:
                 return ahead, level
-    return int(fits(1, levels - 1)), levels - 1
+    return int(needs.fixed_bytes(1, threads) + readers <= spare), levels - 1
 
 
 def _needs(
@@ -546,6 +544,7 @@ def _needs(
     )
 
 
+@lru_cache(maxsize=1024)  # thousands of sources have few kinds
 def rank_policies(
     single: bool, gop: int, clip: int, halo: int, resized: bool, shuffle: bool, lanes: float = 1.0
 ) -> tuple[DecodePolicy, ...]:

@@ -151,6 +151,16 @@ def choose_slots(weights: Sequence[float], batch_size: int, about: int, names: S
     Raises:
         ValueError: a weight so small that over a million slots would be needed; with `names`, names its source.
     """
+    return _choose_slots(tuple(weights), batch_size, about, tuple(names))
+
+
+@lru_cache(maxsize=64)  # candidates of a choice, and its advice, ask for the same ones
+def _choose_slots(
+    weights: tuple[float, ...],
+    batch_size: int,
+    about: int,
+    names: tuple[str, ...],
+) -> tuple[int, ...]:
     total = sum(weights)
     smallest = min(weights) / total
     least = 1 / smallest
