@@ -19,8 +19,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 WHEELS = {
     "base": """
-        _version atomic batch_keys booleans bytesize cores credentials dataset_address episode_ids
-        entry_points errors load.malloc lru optional_packages plural progress records temporary
+        _version atomic batch_keys booleans bytesize cores credentials dataset_address entry_points
+        episode_ids errors load.malloc lru optional_packages plural progress public_names records
+        temporary
     """,
     "data": """
         order order_file video storage hub data load integrations
@@ -43,7 +44,7 @@ WHEELS = {
         cli.data.publish cli.data.ranges cli.data.select cli.data.view
     """,
     "understudy": """
-        __init__ __main__ public_names devices optim policies config distributed train report cli
+        __init__ __main__ devices optim policies config distributed train report cli
         envs.gymnasium_options
     """,
     "robot": """
