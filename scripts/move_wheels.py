@@ -28,7 +28,7 @@ SOURCE = ROOT / "src/understudy"
 TESTS = ROOT / "tests"
 RUFF = ROOT / ".venv/bin/ruff"
 SEAMS = runpy.run_path(str(ROOT / "scripts/seams.py"))
-ORDER = [wheel for wheel in SEAMS["WHEELS"] if wheel != SEAMS["CUT"]]
+ORDER = list(SEAMS["WHEELS"])
 ALLOWED = SEAMS["ARROWS"]
 
 PLACES = {
@@ -355,7 +355,7 @@ class Suite:
         found = self.own_needs(path)
         for helper in self.uses[path]:
             found |= self.needs_of(helper, seen)
-        return found - {SEAMS["CUT"], "conformance", "lerobot_service"}
+        return found - {"conformance", "lerobot_service"}
 
     def own_needs(self, path: Path) -> set[str]:
         """Distributions that a file itself needs."""
@@ -405,10 +405,9 @@ class Suite:
         """Return the distribution of the module that a test is named for; "" without one."""
         names = (*parts[:-1], parts[-1].removeprefix("test_"))
         try:
-            wheel = str(SEAMS["find_wheel"](names))
+            return str(SEAMS["find_wheel"](names))
         except LookupError:
             return ""
-        return "" if wheel == SEAMS["CUT"] else wheel
 
     def place_helper(self, path: Path, seen: tuple[Path, ...] = ()) -> str:
         """Return the distribution of a helper: the highest that all of its users may import."""
@@ -1230,10 +1229,9 @@ def keep_packages(path: Path) -> None:
         if not others or SEAMS["find_wheel"](parts) not in MOVED or len(parts) == 1:
             continue
         heirs = {SEAMS["find_wheel"](other.relative_to(SOURCE).with_suffix("").parts) for other in others}
-        heir = sorted(heirs - MOVED, key=lambda wheel: (wheel == SEAMS["CUT"], wheel != "understudy", wheel))[0]
+        heir = sorted(heirs - MOVED, key=lambda wheel: (wheel != "understudy", wheel))[0]
         text = path.read_text()
-        key = "CUT" if heir == SEAMS["CUT"] else f'"{heir}"'
-        entry = f'    {key}: """\n'
+        entry = f'    "{heir}": """\n'
         path.write_text(text.replace(entry, f"{entry}        {'.'.join(parts)}\n", 1))
 
 
