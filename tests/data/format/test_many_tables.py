@@ -1,6 +1,7 @@
 """Tables of many small datasets: kept in groups, never those of another version, and parsed where none can be kept."""
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -201,3 +202,17 @@ def test_one_broken_dataset_leaves_the_others(folder: Path, parsed: list[str]) -
     parsed.clear()
     opened(folder)
     assert parsed == []
+
+
+def test_info_that_changes_behind_its_reading_is_not_kept_with_the_tables(folder: Path) -> None:
+    info = folder / "v3.0/meta/info.json"
+    text = info.read_text()
+    content_of_info = json.loads(text)
+    del content_of_info["features"]["observation.images.wrist"]
+    info.write_text(json.dumps(content_of_info))
+    openings = [Opening(root) for root in roots(folder)]
+    info.write_text(text)
+    read_tables_of_many(openings)
+    for opening in openings:
+        opening.finish()
+    same(folder)

@@ -358,13 +358,15 @@ class Opening:
     def inputs(self) -> tuple[str, int]:
         """Return text that changes with each input of the tables of a local dataset, and their bytes.
 
+        It has two states of info.json, that of the content which was read before and the present one.
+
         Raises:
             DatasetError: a folder may not be read.
         """
         layout = layouts.LAYOUTS[self._version]
         paths = [INFO, *layouts.task_files(layout), *self._list_episode_files()]
         states = [self.files.state(path) for path in paths]
-        facts = [self.files.root, *folder_of(self.files.root), self._version, self._layout]
+        facts = [self.files.root, *folder_of(self.files.root), self._version, self._layout, self._before]
         text = json.dumps([facts, list(zip(paths, states, strict=True))])
         return text, sum(state[0] for state in states if state)
 
