@@ -134,15 +134,17 @@ def test_a_source_tree_has_the_entry_points_of_its_pyproject(site: Path, monkeyp
         find_entry_points(GROUP)["ball"].load()
 
 
-def test_an_installed_distribution_is_read_in_place_of_its_source_tree(
+def test_a_source_tree_is_read_in_place_of_its_installed_distribution(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By PYTHONPATH the code of the tree runs, and an editable install keeps the list of its day."""
     tree = site / "tree"
     tree.mkdir()
     monkeypatch.setattr("understudy.entry_points.TREE", tree)
     monkeypatch.setattr(sys, "path", [str(site)])
     table = f'[project.entry-points."{GROUP}"]\nball = "toys_tree:Ball"\n'
     (tree / "pyproject.toml").write_text(f'[project]\nname = "understudy"\n{table}')
-    install(site, "understudy-1", f"[{GROUP}]\nkite = toys_understudy:Kite\n")
+    lines = "ball = toys_understudy:Ball\nkite = toys_understudy:Kite\n"
+    install(site, "understudy-1", f"[{GROUP}]\n{lines}")
     (found,) = find_entry_points(GROUP).values()
-    assert (found.name, found.target) == ("kite", "toys_understudy:Kite")
+    assert (found.name, found.target, found.rivals) == ("ball", "toys_tree:Ball", ())
