@@ -1,6 +1,7 @@
 """Entry points of installed packages, found and loaded by `entry_points.py`."""
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,25 @@ def test_a_distribution_counts_once_and_the_first_folder_wins(site: Path, monkey
     install(site, "toy.box-2", f"[{GROUP}]\nball = toys_new:Ball\n")
     monkeypatch.setattr(sys, "path", [str(site), str(older), str(site), str(site / "none.zip")])
     assert {name: str(point.target) for name, point in find_entry_points(GROUP).items()} == {"ball": "toys_new:Ball"}
+
+
+def test_what_an_interrupted_upgrade_leaves_is_no_distribution(site: Path) -> None:
+    """Pip renames the folder of the old version, NAME-1.dist-info, to ~AME-1.dist-info until it is done."""
+    install(site, "~oys-1", f"[{GROUP}]\nball = toys_old:Ball\nold = toys_old:Old\n")
+    install(site, "toys-2", f"[{GROUP}]\nball = toys_new:Ball\n")
+    found = find_entry_points(GROUP)
+    assert {name: (point.target, point.rivals) for name, point in found.items()} == {"ball": ("toys_new:Ball", ())}
+
+
+@pytest.mark.parametrize(("newest", "target"), [("9", "toys_nine:Ball"), ("10", "toys_ten:Ball")])
+def test_of_two_versions_in_one_folder_the_one_written_last_counts(site: Path, newest: str, target: str) -> None:
+    install(site, "toy_box-9", f"[{GROUP}]\nball = toys_nine:Ball\n")
+    install(site, "toy.box-10", f"[{GROUP}]\nball = toys_ten:Ball\n")
+    for version, info in (("9", "toy_box-9.dist-info"), ("10", "toy.box-10.dist-info")):
+        time = 2_000 if version == newest else 1_000
+        os.utime(site / info, (time, time))
+    (found,) = find_entry_points(GROUP).values()
+    assert (found.target, found.distribution) == (target, f"toy-box {newest}")
 
 
 def test_a_package_that_is_installed_meanwhile_is_found(site: Path) -> None:

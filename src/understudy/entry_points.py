@@ -132,7 +132,7 @@ def load_entry_point(group: str, name: str, what: str, extra: str) -> Any:
 
 
 def _modified(folder: str) -> int:
-    """Return the time of the last change of a folder in nanoseconds, 0 without one: installing a package changes it."""
+    """Return the time of the last change of a folder in nanoseconds, 0 without one: installing writes into it."""
     try:
         return os.stat(folder).st_mtime_ns
     except OSError:
@@ -143,6 +143,8 @@ def _modified(folder: str) -> int:
 def _read_folder(folder: str, modified: int) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
     """Return name and version -> group of ours -> name -> target, of the distributions in a folder.
 
+    Of several versions of one distribution, which an interrupted installation leaves, the one written last counts.
+
     Args:
         folder: on `sys.path`; a file (a zip archive), or none, has no distributions.
         modified: of `_modified`; part of the key of the cache.
@@ -151,15 +153,20 @@ def _read_folder(folder: str, modified: int) -> Mapping[str, Mapping[str, Mappin
         names = sorted(os.listdir(folder))
     except OSError:
         return {}
-    found: dict[str, Mapping[str, Mapping[str, str]]] = {}
+    chosen: dict[str, tuple[str, str]] = {}
     for name in names:
         stem, extension = os.path.splitext(name)
-        if extension not in (".dist-info", ".egg-info"):
+        if extension not in (".dist-info", ".egg-info") or name.startswith("~"):  # pip renames what it removes to ~
             continue
         package, _, version = stem.partition("-")
-        distribution = f"{re.sub(r'[-_.]+', '-', package).lower()} {version}".rstrip()
+        package = re.sub(r"[-_.]+", "-", package).lower()
+        path = os.path.join(folder, name)
+        if package not in chosen or _modified(path) >= _modified(chosen[package][1]):
+            chosen[package] = (f"{package} {version}".rstrip(), path)
+    found: dict[str, Mapping[str, Mapping[str, str]]] = {}
+    for distribution, path in chosen.values():
         try:
-            with open(os.path.join(folder, name, "entry_points.txt"), encoding="utf-8") as file:
+            with open(os.path.join(path, "entry_points.txt"), encoding="utf-8") as file:
                 text = file.read()
         except (OSError, UnicodeDecodeError):  # most have none
             text = ""
