@@ -199,6 +199,30 @@ def test_an_option_of_a_package_holds_while_a_command_runs(
     assert "--policy-code 'nowhere.py': there is no such file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("module_of_sick:nowhere", "nowhere"),
+        ("module_of_sick:check_mood", "MOOD: bad: must be good"),
+        ("module_of_sick:greet", "TypeError"),
+    ],
+)
+def test_versions_of_a_broken_package_are_its_error(
+    target: str, said: str, install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lines of the others stay: they are what one reads to find the reason."""
+    assert run("--version", "-v") == 0
+    plain = capsys.readouterr().out
+    install("sick", f"a-sick = {target}", group="understudy.versions")
+    assert run("--version", "-v") == main.WRONG_INPUT
+    printed = capsys.readouterr()
+    first, broken, *others = printed.out.splitlines(keepends=True)
+    assert first + "".join(others) == plain
+    assert broken.startswith("a-sick ")
+    assert said in broken
+    assert printed.err == ""
+
+
 def test_a_variable_is_checked_before_a_command(
     install: Install, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,7 +35,7 @@ from understudy.cli.commands import (
 )
 from understudy.cli.console import start_again_as_utf8, write_any_text
 from understudy.entry_points import EntryPointError, find_entry_points
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, UnderstudyError, summarize
 
 OPTIONS, VARIABLES, VERSIONS = "understudy.options", "understudy.variables", "understudy.versions"
 FAILED, WRONG_INPUT = 1, 2
@@ -108,8 +108,7 @@ def _main_with_options(arguments: list[str], is_called: bool) -> int:
 
         print(f"understudy {__version__}")
         if arguments[1:] in (["-v"], ["--verbose"]):
-            for point in find_entry_points(VERSIONS).values():
-                print(point.load()())
+            return _print_versions(debug)
         return 0
     if arguments[0] == "help":
         arguments = [*arguments[1:], "--help"]
@@ -132,6 +131,24 @@ def _main_with_options(arguments: list[str], is_called: bool) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    return code
+
+
+def _print_versions(debug: bool) -> int:
+    """Print the lines of each entry point of `--version -v`, of a broken one its error."""
+    from understudy.credentials import redact
+
+    code = 0
+    for name, point in find_entry_points(VERSIONS).items():
+        try:
+            lines = str(point.load()())
+        except Exception as error:  # the versions of the others are wanted all the more
+            code = WRONG_INPUT
+            said = str(error) if isinstance(error, UnderstudyError) else f"{point} failed: {summarize(error)}"
+            lines = redact(f"{name:<10} {said}")
+            if debug:
+                print(redact(traceback.format_exc()), end="", file=sys.stderr)
+        print(lines)
     return code
 
 
