@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from support.packages import install
 from support.refusals import refused
 from support.runs import trained_run
 from understudy.cli.main import WRONG_INPUT, main
@@ -49,6 +50,27 @@ def test_checkpoint_that_is_not_there_is_named(run: Path) -> None:
     assert opened is not None
     with refused("999", kind=ConfigError), opened:
         pass
+
+
+def test_a_broken_source_stops_only_what_no_other_shows(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path / "site", "sick-1", "[understudy.view_sources]\na-sick = toys_sick:nowhere\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    opened = open_run(str(run), "latest", ())
+    assert opened is not None
+    with opened as (_, sources, _):
+        [(_, catalog, rows)] = sources
+        episode = int(catalog.episodes.ids[rows[0]])
+    assert main(["view", str(run), "--export", str(tmp_path / "page"), "--episodes", str(episode)]) == 0
+    capsys.readouterr()
+    other = tmp_path / "other"
+    other.mkdir()
+    for words in ([], ["--checkpoint", "best"]):
+        assert main(["view", str(other), "--no-browser", *words]) == WRONG_INPUT
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "'a-sick'" in said
 
 
 def test_run_without_a_package_that_shows_it_is_named(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from understudy.config.declare import Ge, Ids, Interval, Positional
 from understudy.distributed.signals import interrupted_by_signals
-from understudy.errors import ConfigError
-from understudy.optional_packages import require
+from understudy.errors import ConfigError, DatasetError
+from understudy.optional_packages import MissingExtraError, require
 from understudy.plural import plural
 from understudy.progress import Progress
 
@@ -77,7 +77,7 @@ another kind, or a context of (title, [(name, catalog, table rows)] of each data
 def view(config: ViewConfig) -> None:
     """Serve the page until Ctrl-C or SIGTERM, or export it."""
     from understudy.data.format.catalog import INFO
-    from understudy.entry_points import find_entry_points
+    from understudy.entry_points import EntryPointError, find_entry_points
     from understudy.report.view.viewer import Source, Viewer, check_folder
 
     if config.export:
@@ -87,19 +87,34 @@ def view(config: ViewConfig) -> None:
         return
     with suppress(KeyboardInterrupt), interrupted_by_signals():
         points = {} if (Path(config.path) / INFO).is_file() else find_entry_points(GROUP)
+        broken: EntryPointError | MissingExtraError | None = None
         for point in points.values():
-            opened = point.load()(config.path, config.checkpoint, config.episodes)
+            try:
+                open_source = point.load()
+            except (EntryPointError, MissingExtraError) as error:  # the folder may be one of another source
+                broken = broken or error
+                continue
+            opened = open_source(config.path, config.checkpoint, config.episodes)
             if opened is not None:
                 if config.keep_ranges or config.findings:
                     raise ConfigError("keep_ranges, findings: these are for a dataset, not for a run; view the dataset")
                 with opened as (title, sources, predict):
                     _show(Viewer([Source(*source) for source in sources], title, predict), config)
                 return
-        if (Path(config.path) / "order.json").is_file():
+        is_run = (Path(config.path) / "order.json").is_file()
+        if broken and (is_run or config.checkpoint != "latest"):
+            raise broken
+        if is_run:
             raise ConfigError(f"path: {config.path} is a run, and no installed package shows runs: {INSTALL}")
         if config.checkpoint != "latest":
             raise ConfigError(f"checkpoint: {config.path} is no run; it is a setting of runs")
-        _show(_dataset_viewer(config), config)
+        try:
+            viewer = _dataset_viewer(config)
+        except DatasetError as error:
+            if broken and Path(config.path).is_dir():
+                raise broken from error
+            raise
+        _show(viewer, config)
 
 
 def _record(config: ViewConfig) -> None:
