@@ -43,6 +43,7 @@ QUICK = [
     ("edit", "os.mkdir videos"),
     ("publish", "os.mkdir draft/data"),
     ("record", "import mujoco"),
+    ("record", "os.rename understudy-new/meta"),
 ]
 SLOW = [
     ("check", "import understudy.check.rules.videos"),

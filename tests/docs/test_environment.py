@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/commands.md").read_text()
 NO_VARIABLES = {
     "BGR",
+    "CHW",
     "CERTIFICATE_VERIFY_FAILED",
     "ERROR",
     "EXAM_FACTS",

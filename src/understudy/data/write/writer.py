@@ -412,7 +412,7 @@ class EpisodeWriter:
             replace_parquet(draft / "meta/tasks.parquet", [no_tasks], no_tasks.schema)
             replace_json(draft / "meta/info.json", self._info())
             os.replace(draft, self.root)
-        except OSError:
+        except BaseException:  # a signal, too
             shutil.rmtree(draft, ignore_errors=True)
             raise
 
