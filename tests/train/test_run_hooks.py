@@ -14,6 +14,7 @@ from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.run_hooks import open_hooks
 
 HOOK = """
 import json
@@ -48,6 +49,16 @@ class Hook:
         self.path.write_text(json.dumps([*self.calls, ["close"]]))
 """
 
+FAILING = """
+class Hook:
+    @staticmethod
+    def check(config, record):
+        pass
+
+    def __init__(self, run, config, record, step, first):
+        raise RuntimeError("robot")
+"""
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
@@ -77,6 +88,18 @@ def test_a_hook_may_refuse_the_settings(hook: None, data: Path, tmp_path: Path) 
     with refused("seed", 13, kind=ConfigError):
         run.train(tiny_config(data, tmp_path / "r", seed=13, **SHORT))
     assert not (tmp_path / "r").exists()
+
+
+def test_a_hook_that_fails_to_open_leaves_none_open(
+    hook: None, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "[understudy.run_hooks]\nlater = toys_failing:Hook\n"
+    install(tmp_path / "site_of_another", "failing-1", text, FAILING)
+    monkeypatch.syspath_prepend(str(tmp_path / "site_of_another"))
+    root = tmp_path / "r"
+    with refused("robot", kind=RuntimeError):
+        open_hooks(RunDir(tmp_path), tiny_config(data, root, **SHORT), {}, 0, first=True)
+    assert json.loads((tmp_path / "told.json").read_text()) == [["begin", 0, True], ["close"]]
 
 
 def test_rollouts_without_their_package_are_refused_at_once(

@@ -131,8 +131,18 @@ def check_hooks(config: TrainConfig, record: Record) -> None:
 
 
 def open_hooks(run: RunDir, config: TrainConfig, record: Record, step: int, first: bool) -> RunHooks:
-    """Make the hooks of a run; arguments and errors are those of `HookType`."""
-    return RunHooks([kind(run, config, record, step, first) for kind in _types()])
+    """Make the hooks of a run; arguments and errors are those of `HookType`.
+
+    Where one cannot be made, those before it are closed.
+    """
+    hooks: list[RunHook] = []
+    with ExitStack() as opened:
+        for kind in _types():
+            hook = kind(run, config, record, step, first)
+            opened.enter_context(closing(hook))
+            hooks.append(hook)
+        opened.pop_all()  # the caller closes them
+    return RunHooks(hooks)
 
 
 def _types() -> list[HookType]:
