@@ -13,7 +13,7 @@ from understudy.config.declare import Ge, Positional
 from understudy.config.hints import TRAINER_NAMES
 from understudy.config.hooks import OtherNames
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, summarize
 from understudy.train.checkpoint.export import ExportConfig
 from understudy.train.checkpoint.export import export as export_folder
 
@@ -37,7 +37,7 @@ def resume(config: TrainConfig) -> int:
 
 
 def run_and_report(command: str, config: TrainConfig) -> int:
-    """Train or resume, then write the report on rank 0. Returns the exit code.
+    """Train or resume, then write the report on rank 0. Returns the exit code, also where the report fails.
 
     Args:
         command: "train" or "resume".
@@ -58,10 +58,23 @@ def run_and_report(command: str, config: TrainConfig) -> int:
     if code == 0 and is_rank_0() and policy.is_dir():
         print(f"policy: {policy}")
     if report and Path(config.output_dir, "config.yaml").exists():
+        _try_report(config.output_dir)
+    return code
+
+
+def _try_report(run: str) -> None:
+    """Write the report of a run and print its path; warn where that fails, since the training itself has ended."""
+    from understudy.credentials import redact
+
+    try:
         from understudy.report.run.page import write_report
 
-        print(f"report: {write_report(Path(config.output_dir), predict=False)}")
-    return code
+        line = f"report: {write_report(Path(run), predict=False)}"
+    except Exception as error:  # also of a package that adds to the page
+        warning = f"warning: no report ({summarize(error)}); `understudy report {run}` writes it"
+        print(redact(warning), file=sys.stderr)
+        return
+    print(line)
 
 
 def is_rank_0() -> bool:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from understudy.entry_points import find_entry_points
+from understudy.entry_points import EntryPoint, EntryPointError, find_entry_points
+from understudy.errors import summarize
 from understudy.optional_packages import missing_extra
 from understudy.report.page import Block, text
 from understudy.report.run.overlay import Run
@@ -25,11 +26,26 @@ class PagePart(NamedTuple):
 
 
 def page_parts(run: Run) -> list[PagePart]:
-    """Return the parts of all packages that are installed, by the names of their entry points."""
+    """Return the parts of all packages that are installed, by the names of their entry points.
+
+    A part that fails is replaced by its error: the rest of the page does not depend on it.
+    """
     points = find_entry_points(GROUP)
-    parts: list[PagePart] = [point.load()(run) for point in points.values()]
+    parts = [_make_part(point, run) for point in points.values()]
     folder = RunDir(run.root).rollouts
     if ROLLOUTS not in points and folder.is_dir():
         line = text(f"{folder}: {missing_extra('the package of rollouts', 'robot')}")
         parts.append(PagePart("Rollouts", [line], ()))
     return parts
+
+
+def _make_part(point: EntryPoint, run: Run) -> PagePart:
+    """Return the part of an entry point, or a part that shows why there is none."""
+    try:
+        title, blocks, figures = point.load()(run)
+        return PagePart(title, list(blocks), list(figures))
+    except EntryPointError as error:
+        line = str(error)  # it names the entry point
+    except Exception as error:  # whatever the code of another package raises
+        line = f"{point}: {summarize(error)}"
+    return PagePart(point.name, [text(line)], ())
