@@ -149,7 +149,7 @@ def test_run_dir_begins_once(tmp_path: Path) -> None:
     assert resumed_settings(str(moved)).output_dir == str(moved)
 
 
-@pytest.mark.parametrize("version", [None, 1, FORMAT + 1, str(FORMAT)])
+@pytest.mark.parametrize("version", [None, 1, 4, FORMAT + 1, str(FORMAT)])
 def test_run_dir_refuses_another_version_before_its_settings(tmp_path: Path, version: object) -> None:
     run = RunDir(tmp_path)
     run.begin(TrainConfig(data=DataConfig(root="d")), {name: {} for name in RECORDED - {"format"}})
@@ -158,7 +158,8 @@ def test_run_dir_refuses_another_version_before_its_settings(tmp_path: Path, ver
         del content["format"]
     run.order.write_text(json.dumps(content))
     run.config.write_text("something: that this version has never heard of\n")
-    with refused(tmp_path, version or "format", kind=ConfigError):
+    found = "format" if version is None else f"of format {version}"
+    with refused(tmp_path, found, kind=ConfigError):
         run.settings()
 
 

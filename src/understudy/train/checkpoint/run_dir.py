@@ -43,9 +43,10 @@ from understudy.policies.own_code.types import pin_missing, write_code
 from understudy.train.checkpoint import checksums
 from understudy.train.paths import find_moved
 
-FORMAT = 4
+FORMAT = 5
 """Version of a run directory; another one is refused. Format 1 had no version, and a single process; format 2 had a
-contract without normalization, and other digests of returns and metadata; format 3 did not hold its episodes."""
+contract without normalization, and other digests of returns and metadata; format 3 did not hold its episodes;
+format 4 had settings that are gone, `peak_check` and `loader.colors`."""
 
 LOCK = ".lock"
 """Name of the file that a training process keeps locked."""
