@@ -3,11 +3,13 @@
 Each test is a process of its own in which the packages of the extras (or torch, or pyarrow and av) cannot be imported.
 """
 
+import ast
 import json
 import re
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -268,3 +270,36 @@ def test_lerobot_on_an_old_python_names_the_python(monkeypatch: pytest.MonkeyPat
         info = SimpleNamespace(major=python[0], minor=python[1])
         monkeypatch.setattr(sys, "version_info", type("Version", (tuple,), vars(info))(python))
         assert named in str(optional_packages.describe_missing(missing))
+
+
+def test_packages_that_tests_import_are_declared() -> None:
+    """The remedy: list the package in the extra `test` of pyproject.toml."""
+    top = Path(__file__).parents[1]
+    declared: set[str] = set()
+    for file in (top / "pyproject.toml", *top.glob("packages/*/pyproject.toml")):
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        for lines in (project.get("dependencies", []), *project.get("optional-dependencies", {}).values()):
+            declared |= {distribution_name(line) for line in lines}
+    undeclared: list[str] = []
+    owners = metadata.packages_distributions()
+    for file in (top / "tests").rglob("*.py"):
+        for module in imported_at_once(file) & owners.keys():
+            if declared.isdisjoint(map(distribution_name, owners[module])):
+                undeclared.append(f"{file.relative_to(top)}: {module}")
+    assert undeclared == []
+
+
+def imported_at_once(file: Path) -> set[str]:
+    """Packages that the import of a file imports, whatever is installed."""
+    found: set[str] = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(str(node.module).partition(".")[0])
+    return found
+
+
+def distribution_name(requirement: str) -> str:
+    """Normalized name at the beginning of a requirement."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement)[0]).lower()
