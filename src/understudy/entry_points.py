@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from understudy.errors import UnderstudyError, summarize
-from understudy.optional_packages import describe_missing, describe_old_numpy, missing_extra
+from understudy.optional_packages import describe_missing, describe_old_numpy, missing_distribution
 
 OURS = "understudy."
 """Beginning of the names of our groups. Others are not read."""
@@ -112,22 +112,24 @@ def _add(found: dict[str, EntryPoint], point: EntryPoint) -> None:
         found[point.name] = point
 
 
-def load_entry_point(group: str, name: str, what: str, extra: str) -> Any:
-    """Return the object of an entry point of another distribution of this project.
+def load_entry_point(group: str, name: str, what: str, distribution: str = "") -> Any:
+    """Return the object of an entry point of another distribution.
 
     Args:
         group: as `understudy.policies`.
         name: of the entry point.
         what: words of a message for what is missing without it.
-        extra: the extra that installs the distribution.
+        distribution: the one of this project that offers it, a key of `PIP_LINES`; "" where any package may.
 
     Raises:
-        MissingExtraError: the distribution is not installed; the message has the pip command.
-        EntryPointError: it cannot be loaded.
+        MissingExtraError: this distribution is not installed; the message has the pip command.
+        EntryPointError: no package offers it, or it cannot be loaded.
     """
     points = find_entry_points(group)
     if name not in points:
-        raise missing_extra(what, extra)
+        if distribution:
+            raise missing_distribution(what, distribution)
+        raise EntryPointError(f"{what}: no installed package has the entry point {name!r} of the group {group}")
     return points[name].load()
 
 

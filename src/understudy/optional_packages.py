@@ -41,10 +41,12 @@ INCLUDES = {
     "s3": ("remote",),
 }
 """Extra -> other extras that it includes."""
+PIP_LINES = dict.fromkeys(("tools", "understudy", "robot", "zoo"), "pip install understudy")
+"""Distribution of this project -> the line that installs it. One distribution has all of them so far."""
 
 
 class MissingExtraError(UnderstudyError, ModuleNotFoundError):
-    """An optional package is not installed; the message is one line with the pip command that installs it."""
+    """A package is not installed; the message is one line with the pip command that installs it."""
 
 
 def require(*extras: str) -> None:
@@ -116,6 +118,16 @@ def missing_extra(module: str, extra: str) -> MissingExtraError:
         fix = "make an environment with Python 3.12, then: pip install 'understudy[lerobot]'"
         return MissingExtraError(f"{module} needs Python 3.12 or newer, and this is {python}: {fix}", name=module)
     return MissingExtraError(f"{module} is not installed: pip install 'understudy[{extra}]'", name=module)
+
+
+def missing_distribution(what: str, distribution: str) -> MissingExtraError:
+    """Return the error for what a distribution of this project has.
+
+    Args:
+        what: words for what is missing.
+        distribution: a key of `PIP_LINES`.
+    """
+    return MissingExtraError(f"{what} is not installed: {PIP_LINES[distribution]}", name=distribution)
 
 
 def _modules(extra: str) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 
 from support.docs import ROOT
 from understudy.cli import commands, main
+from understudy.optional_packages import PIP_LINES
 
 Install = Callable[..., None]
 GREET = """
@@ -92,7 +93,7 @@ def test_the_table_has_each_command_and_its_distribution() -> None:
         parts = target.partition(":")[0].split(".")[1:]
         row = commands.COMMANDS[name.replace(".", " ")]
         assert seams["find_wheel"](parts) == row.wheel, name
-        assert row.wheel in commands.PIP_LINES, name
+        assert row.wheel in PIP_LINES, name
 
 
 @pytest.mark.parametrize("words", [["data"], ["--help"], []], ids=" ".join)
@@ -105,7 +106,7 @@ def test_a_command_whose_distribution_is_missing_prints_its_pip_line(
 ) -> None:
     without(monkeypatch, name.replace(" ", "."))
     assert run(*name.split(), *words) == main.WRONG_INPUT
-    pip_line = commands.PIP_LINES[commands.COMMANDS[name].wheel]
+    pip_line = PIP_LINES[commands.COMMANDS[name].wheel]
     error = capsys.readouterr().err
     assert error == f"understudy {name}: this command is not installed: {pip_line}\n"
 

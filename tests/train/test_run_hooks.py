@@ -11,7 +11,7 @@ from support.runs import SHORT, same_run, tiny_config, tiny_dataset, trained_run
 from understudy.config.schema import override
 from understudy.entry_points import EntryPoint
 from understudy.errors import ConfigError
-from understudy.optional_packages import MissingExtraError
+from understudy.optional_packages import PIP_LINES, MissingExtraError
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.run_hooks import open_hooks
@@ -110,7 +110,7 @@ def test_rollouts_without_their_package_are_refused_at_once(
 
     monkeypatch.setattr("understudy.train.run_hooks.find_entry_points", none)
     config = tiny_config(data, tmp_path / "r", **SHORT)
-    with refused("rollout.every", "understudy[robot]", kind=MissingExtraError):
+    with refused("rollout.every", PIP_LINES["robot"], kind=MissingExtraError):
         run.train(override(config, rollout={"every": 2, "action_steps": 3}))
     assert not (tmp_path / "r").exists()
     assert run.train(config) == run.DONE

@@ -18,12 +18,10 @@ from functools import cached_property
 from typing import Any, TypeVar, get_type_hints
 
 from understudy.entry_points import EntryPoint, EntryPointError, find_entry_points
-from understudy.optional_packages import MissingExtraError
+from understudy.optional_packages import missing_distribution
 
 GROUP = "understudy.commands"
 """Group of the entry points."""
-PIP_LINES = dict.fromkeys(("tools", "understudy", "robot", "zoo"), "pip install understudy")
-"""Distribution -> the line that installs it. One distribution has all commands so far."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -40,7 +38,8 @@ class Command:
     extra: str = "train"
     """Extra to install besides the core; reading settings alone needs `train`."""
     wheel: str = ""
-    """Distribution that it comes with, a key of `PIP_LINES`; "" for one of another package."""
+    """Distribution that it comes with, a key of
+    `optional_packages.PIP_LINES`; "" for one of another package."""
     loads_images: bool = False
     """Whether it loads images in a separate process. Freed memory is then kept (`load/malloc.py`)."""
     own_signals: bool = False
@@ -74,8 +73,7 @@ class Found:
         """
         if self.point is None:
             assert self.row is not None
-            pip_line = PIP_LINES[self.row.wheel]
-            raise MissingExtraError(f"this command is not installed: {pip_line}", name=self.row.wheel)
+            raise missing_distribution("this command", self.row.wheel)
         function: Callable[[Any], int | None] = self.point.load()
         return function
 

@@ -126,7 +126,7 @@ def describe_folder(
             shown = head or "none given"
             raise ConfigError(f"head: {shown}: a {tool} folder holds one robot; give one of {', '.join(heads)}")
         head = heads[0]
-    describe = load_entry_point(FOLDERS, formats[tool], f"the format {tool} of type {config.type}", "zoo")
+    describe = load_entry_point(FOLDERS, formats[tool], f"the format {tool} of type {config.type}")
     folder: ForeignFolder = describe(
         config, normalization, dict(metadata.get("heads", {}).get(head, {})), heads.index(head), dtype
     )

@@ -86,7 +86,7 @@ def make_graph(robot: RobotPolicy, cameras: Mapping[str, tuple[int, int]], steps
     """
     check_type(robot.config.type)
     name = policy_type(robot.config.type).settings.GRAPH
-    make: Callable[..., PolicyGraph] = load_entry_point(GRAPHS, name, f"the graph {name!r} of policies", "zoo")
+    make: Callable[..., PolicyGraph] = load_entry_point(GRAPHS, name, f"the graph {name!r} of policies")
     return make(robot.policy, robot.head, dict(cameras), steps).eval()
 
 

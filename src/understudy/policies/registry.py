@@ -38,7 +38,7 @@ from understudy.batch_keys import ACTION, STATE
 from understudy.checksums import ChecksumError, check_checksums
 from understudy.entry_points import find_entry_points
 from understudy.errors import ConfigError
-from understudy.optional_packages import missing_extra
+from understudy.optional_packages import missing_distribution
 from understudy.policies.own_code.types import import_type, is_code, name_by_hand, pin
 from understudy.records import Record
 
@@ -53,7 +53,7 @@ BUILT_IN = {
 """Types of this distribution as "module:name": they take precedence over entry points."""
 
 ZOO = ("lerobot-act", "lerobot-diffusion", "lerobot-smolvla", "value", "value_pi05", "world_action")
-"""Types of the distribution of the extra `zoo`, which registers them by entry points."""
+"""Types of the distribution `zoo`, which registers them by entry points."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -457,7 +457,7 @@ def policy_type(name: str) -> PolicyType:
     Raises:
         ValueError: there is no such type, or the entry point is not a `PolicyType`.
         EntryPointError: the entry point cannot be loaded.
-        MissingExtraError: it is a type of the extra `zoo`, which is not installed.
+        MissingExtraError: it is a type of the distribution `zoo`, which is not installed.
     """
     if is_code(str(name)):
         return import_type(name, PolicyType)
@@ -467,7 +467,7 @@ def policy_type(name: str) -> PolicyType:
     points = find_entry_points(GROUP)
     if name not in points:
         if name in ZOO:
-            raise missing_extra(f"the policy type {name!r}", "zoo")
+            raise missing_distribution(f"the policy type {name!r}", "zoo")
         if str(name).endswith(".py"):
             raise ValueError(f"{name}: names no policy type of the file; give FILE.py:NAME, NAME = PolicyType(...)")
         names = sorted({*type_names(), *ZOO})

@@ -13,7 +13,7 @@ from understudy.distributed.mesh import Mesh
 from understudy.distributed.signals import Stop
 from understudy.entry_points import find_entry_points
 from understudy.errors import ConfigError
-from understudy.optional_packages import missing_extra
+from understudy.optional_packages import missing_distribution
 from understudy.records import Record
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track.trackers import MetricsLog
@@ -21,7 +21,7 @@ from understudy.train.track.trackers import MetricsLog
 GROUP = "understudy.run_hooks"
 """Group of the entry points."""
 ROLLOUTS = "rollouts"
-"""Entry point of the rollouts of `TrainConfig.rollout`, of the extra `robot`."""
+"""Entry point of the rollouts of `TrainConfig.rollout`, of the distribution `robot`."""
 
 
 class RunHook(Protocol):
@@ -120,7 +120,7 @@ def check_rollout_settings(config: TrainConfig) -> None:
     if problems := config.rollout_problems():
         raise ConfigError("\n".join(problems))
     if config.rollout.every and ROLLOUTS not in find_entry_points(GROUP):
-        raise missing_extra(f"rollout.every: {config.rollout.every}: the package of rollouts", "robot")
+        raise missing_distribution(f"rollout.every: {config.rollout.every}: the package of rollouts", "robot")
 
 
 def check_hooks(config: TrainConfig, record: Record) -> None:

@@ -8,6 +8,7 @@ from support.packages import install
 from support.runs import SHORT, tiny_config, tiny_dataset, trained_run
 from understudy.cli import runs
 from understudy.entry_points import EntryPoint
+from understudy.optional_packages import PIP_LINES
 from understudy.report.run.page import write_report
 
 PART = """
@@ -53,9 +54,9 @@ def test_rollouts_without_their_package_are_named(tmp_path: Path, monkeypatch: p
 
     root = trained_run(tmp_path / "r", **SHORT)
     monkeypatch.setattr("understudy.report.run.parts.find_entry_points", none)
-    assert "understudy[robot]" not in page_of(root)
+    assert PIP_LINES["robot"] not in page_of(root)
     (root / "rollouts").mkdir()
-    assert "understudy[robot]" in page_of(root)
+    assert PIP_LINES["robot"] in page_of(root)
 
 
 @pytest.mark.parametrize("fault", BROKEN)

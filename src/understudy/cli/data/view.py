@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from understudy.config.declare import Ge, Ids, Interval, Positional
 from understudy.distributed.signals import interrupted_by_signals
 from understudy.errors import ConfigError, DatasetError
-from understudy.optional_packages import MissingExtraError, require
+from understudy.optional_packages import PIP_LINES, MissingExtraError, require
 from understudy.plural import plural
 from understudy.progress import Progress
 
@@ -68,7 +68,6 @@ class ViewConfig:
         return errors
 
 
-INSTALL = "pip install understudy"
 GROUP = "understudy.view_sources"
 """Entry points of other sources than datasets: functions (path, checkpoint, episodes) that return None for a folder of
 another kind, or a context of (title, [(name, catalog, table rows)] of each dataset, function as `Viewer.predict`)."""
@@ -105,7 +104,9 @@ def view(config: ViewConfig) -> None:
         if broken and (is_run or config.checkpoint != "latest"):
             raise broken
         if is_run:
-            raise ConfigError(f"path: {config.path} is a run, and no installed package shows runs: {INSTALL}")
+            raise ConfigError(
+                f"path: {config.path} is a run, and no installed package shows runs: {PIP_LINES['understudy']}"
+            )
         if config.checkpoint != "latest":
             raise ConfigError(f"checkpoint: {config.path} is no run; it is a setting of runs")
         try:

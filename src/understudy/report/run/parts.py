@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from understudy.entry_points import EntryPoint, EntryPointError, find_entry_points
 from understudy.errors import summarize
-from understudy.optional_packages import missing_extra
+from understudy.optional_packages import missing_distribution
 from understudy.report.page import Block, text
 from understudy.report.run.overlay import Run
 from understudy.train.checkpoint.run_dir import RunDir
@@ -13,7 +13,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 GROUP = "understudy.pages"
 """Group of the entry points: functions of a `Run` -> `PagePart`."""
 ROLLOUTS = "rollouts"
-"""Entry point of the part on rollouts, of the extra `robot`."""
+"""Entry point of the part on rollouts, of the distribution `robot`."""
 
 
 class PagePart(NamedTuple):
@@ -34,7 +34,7 @@ def page_parts(run: Run) -> list[PagePart]:
     parts = [_make_part(point, run) for point in points.values()]
     folder = RunDir(run.root).rollouts
     if ROLLOUTS not in points and folder.is_dir():
-        line = text(f"{folder}: {missing_extra('the package of rollouts', 'robot')}")
+        line = text(f"{folder}: {missing_distribution('the package of rollouts', 'robot')}")
         parts.append(PagePart("Rollouts", [line], ()))
     return parts
 
