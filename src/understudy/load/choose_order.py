@@ -176,11 +176,13 @@ def choose_from_facts(
         candidates = _candidates(facts, request, workers, candidate)
         return candidates, _choose(candidates, request)
 
-    def figures(facts: Sequence[SourceFacts], memory: int) -> tuple[float, float]:
-        chosen = choose(facts, memory)[1]
-        return chosen.cost, chosen.correlation[1]
-
     candidates, chosen = choose(facts, memory)
+
+    def figures(others: Sequence[SourceFacts], budget: int) -> tuple[float, float]:
+        is_chosen = others is facts and budget == memory
+        candidate = chosen if is_chosen else choose(others, budget)[1]
+        return candidate.cost, candidate.correlation[1]
+
     layouts, reasons = [source.layout for source in chosen.sources], [source.reasons for source in chosen.sources]
     order = Order(chosen.spec, layouts, reasons, weights)
     return OrderChoice(order, tuple(candidates), chosen, "" if _is_fixed(request) else advice(facts, memory, figures))
