@@ -133,19 +133,23 @@ def test_listing_is_cheap() -> None:
     assert done.stdout.strip() == "False"
 
 
+def write_tree(tree: Path, project: str, lines: str) -> str:
+    """Write the pyproject.toml of a source tree; returns its folder of sources."""
+    (tree / "src").mkdir(parents=True, exist_ok=True)
+    text = f'[project]\nname = "{project}"\n[project.entry-points."{GROUP}"]\n{lines}\n'
+    (tree / "pyproject.toml").write_text(text)
+    return str(tree / "src")
+
+
 def test_a_source_tree_has_the_entry_points_of_its_pyproject(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.entry_points.TREE", site)
-    monkeypatch.setattr(sys, "path", [str(site)])
+    other = write_tree(site / "another", "another", 'ball = "toys_tree:Ball"')
+    monkeypatch.setattr(sys, "path", [str(site), other])
     assert find_entry_points(GROUP) == {}
-    table = f'[project.entry-points."{GROUP}"]\nball = "toys_tree:Ball"\n'
-    (site / "pyproject.toml").write_text(f'[project]\nname = "another"\n{table}')
-    assert find_entry_points(GROUP) == {}
-    (site / "tree").mkdir()
-    monkeypatch.setattr("understudy.entry_points.TREE", site / "tree")
-    (site / "tree/pyproject.toml").write_text(f'[project]\nname = "understudy"\n{table}')
+    tree = write_tree(site / "tree", "understudy-toys", 'ball = "toys_tree:Ball"')
+    monkeypatch.setattr(sys, "path", [str(site), tree])
     (found,) = find_entry_points(GROUP).values()
     assert (found.name, found.target) == ("ball", "toys_tree:Ball")
-    install(site, "understudy-0", "[console_scripts]\nunderstudy = toys_tree:main\n")  # an older one
+    install(site, "understudy_toys-0", "[console_scripts]\nunderstudy = toys_tree:main\n")  # an older one
     assert list(find_entry_points(GROUP)) == ["ball"]
     install(site, "other-1", f"[{GROUP}]\nkite = toys_other:Kite\n")
     assert list(find_entry_points(GROUP)) == ["ball", "kite"]
@@ -154,17 +158,15 @@ def test_a_source_tree_has_the_entry_points_of_its_pyproject(site: Path, monkeyp
         find_entry_points(GROUP)["ball"].load()
 
 
+@pytest.mark.parametrize("project", ["understudy", "understudy-toys"])
 def test_a_source_tree_is_read_in_place_of_its_installed_distribution(
-    site: Path, monkeypatch: pytest.MonkeyPatch
+    site: Path, monkeypatch: pytest.MonkeyPatch, project: str
 ) -> None:
     """By PYTHONPATH the code of the tree runs, and an editable install keeps the list of its day."""
-    tree = site / "tree"
-    tree.mkdir()
-    monkeypatch.setattr("understudy.entry_points.TREE", tree)
-    monkeypatch.setattr(sys, "path", [str(site)])
-    table = f'[project.entry-points."{GROUP}"]\nball = "toys_tree:Ball"\n'
-    (tree / "pyproject.toml").write_text(f'[project]\nname = "understudy"\n{table}')
+    tree = write_tree(site / "tree", project, 'ball = "toys_tree:Ball"')
+    older_tree = write_tree(site / "older", project, 'kite = "toys_older:Kite"')
+    monkeypatch.setattr(sys, "path", [str(site), tree, older_tree])
     lines = "ball = toys_understudy:Ball\nkite = toys_understudy:Kite\n"
-    install(site, "understudy-1", f"[{GROUP}]\n{lines}")
+    install(site, f"{project.replace('-', '_')}-1", f"[{GROUP}]\n{lines}")
     (found,) = find_entry_points(GROUP).values()
     assert (found.name, found.target, found.rivals) == ("ball", "toys_tree:Ball", ())

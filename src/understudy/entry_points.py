@@ -8,8 +8,9 @@ A package offers an object in its pyproject.toml:
 `find_entry_points("understudy.policies")["mine"].load()` imports it. Listing a group imports nothing.
 
 The lists are read where installers write them: in the folders of `sys.path`. Importing `importlib.metadata` alone would
-take 30 ms, a third of the time of `understudy --help`; this takes 1 to 2 ms for 180 packages, once. A source tree has
-its own pyproject.toml read instead: the list of an installed version is another one, or that of an older tree.
+take 30 ms, a third of the time of `understudy --help`; this takes 1 to 2 ms for 180 packages, once. Of a source tree of
+this project on `sys.path` (a folder `src`), the pyproject.toml next to it is read instead: the list of an installed
+version is another one, or that of an older tree.
 """
 
 import os
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from understudy.errors import UnderstudyError, summarize
@@ -26,10 +28,8 @@ from understudy.optional_packages import describe_missing, describe_old_numpy, m
 
 OURS = "understudy."
 """Beginning of the names of our groups. Others are not read."""
-DISTRIBUTION = "understudy"
-"""Name of the distribution that this module belongs to."""
-TREE = Path(__file__).parents[2]
-"""Folder of its pyproject.toml, if this is a source tree."""
+PROJECT = re.compile(r"understudy(-[a-z]+)*")
+"""Names of the distributions of this project."""
 
 
 class EntryPointError(UnderstudyError, ImportError):
@@ -80,19 +80,23 @@ def find_entry_points(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group of ours by name, sorted. Nothing is imported.
 
     Where several distributions offer one name, the error waits for `load`: the other names of the group stay usable.
-    A distribution that lies in several folders of `sys.path` counts once, from the first of them. The source tree of
-    this module, if it is one, counts before them all.
+    A distribution that lies in several folders of `sys.path` counts once, from the first of them. The source trees of
+    this project count before them all.
 
     Args:
         group: as `understudy.policies`.
     """
     found: dict[str, EntryPoint] = {}
     seen: set[str] = set()
-    if tree := _read_tree(TREE):
-        seen.add(DISTRIBUTION)
-        for point, target in tree.get(group, {}).items():
-            _add(found, EntryPoint(group, point, target, f"{DISTRIBUTION} in {TREE}"))
-    for folder in dict.fromkeys(os.path.abspath(folder) for folder in sys.path):
+    folders = list(dict.fromkeys(os.path.abspath(folder) for folder in sys.path))
+    for folder in folders:
+        tree = _read_tree(folder)
+        if not tree.name or tree.name in seen:
+            continue
+        seen.add(tree.name)
+        for point, target in tree.groups.get(group, {}).items():
+            _add(found, EntryPoint(group, point, target, f"{tree.name} in {os.path.dirname(folder)}"))
+    for folder in folders:
         for distribution, groups in _read_folder(folder, _modified(folder)).items():
             name = distribution.partition(" ")[0]
             if name in seen:
@@ -176,19 +180,33 @@ def _read_folder(folder: str, modified: int) -> Mapping[str, Mapping[str, Mappin
     return found
 
 
-@lru_cache(maxsize=1)
-def _read_tree(folder: Path) -> Mapping[str, Mapping[str, str]]:
-    """Return group of ours -> name -> target, of the pyproject.toml in a folder; empty without one."""
-    file = folder / "pyproject.toml"
-    if not file.is_file():
-        return {}
+class _Tree(NamedTuple):
+    """A source tree of this project."""
+
+    name: str = ""
+    """Of its distribution; "" where there is no such tree."""
+    groups: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    """Group -> name -> target."""
+
+
+@lru_cache(maxsize=256)
+def _read_tree(folder: str) -> _Tree:
+    """Return what the pyproject.toml next to a folder `src` offers, if it is one of this project.
+
+    Args:
+        folder: on `sys.path`.
+    """
+    file = Path(folder).with_name("pyproject.toml")
+    if os.path.basename(folder) != "src" or not file.is_file():
+        return _Tree()
     import tomllib
 
-    project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
-    if project.get("name") != DISTRIBUTION:
-        return {}
-    groups: Mapping[str, Mapping[str, str]] = project.get("entry-points", {})
-    return groups
+    try:
+        project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):  # of another project, or half written
+        return _Tree()
+    name = str(project.get("name", ""))
+    return _Tree(name, project.get("entry-points", {})) if PROJECT.fullmatch(name) else _Tree()
 
 
 def _parse(text: str) -> Mapping[str, Mapping[str, str]]:
