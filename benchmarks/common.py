@@ -20,9 +20,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # which encode videos, measure memory and run servers
 
-from understudy._version import __version__
-from understudy.cores import available_cores
 from understudy.video.native.loops import load_loops, loops_status
+from understudy_base._version import __version__
+from understudy_base.cores import available_cores
 
 CACHE = Path(tempfile.gettempdir()) / "understudy-bench"
 

@@ -171,8 +171,8 @@ def cpu_seconds() -> float:
 def serve_rows() -> None:
     """Measure decoding in a row, as `serve_loader`: {"root"} -> {"cpu_ms"}."""
     from understudy import EpisodeDataset, __version__, keep_freed_memory
-    from understudy.cores import available_cores
     from understudy.video.reader import open_video
+    from understudy_base.cores import available_cores
 
     keep_freed_memory()
     print(json.dumps({"version": __version__}), flush=True)

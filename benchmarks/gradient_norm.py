@@ -51,7 +51,6 @@ from torch import Tensor
 import order_baselines
 from common import CACHE, Results, make_parser, say
 from order_audit import as_read
-from understudy.batch_keys import ACTION, STATE, TASK
 from understudy.cli.data.order import Table, droid_like
 from understudy.config.train import ScheduleConfig
 from understudy.envs.env import layout_seed
@@ -62,7 +61,8 @@ from understudy.order.design_effect import Correlation, design_effect
 from understudy.policies.draws import generate_draws
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
-from understudy.records import Batch
+from understudy_base.batch_keys import ACTION, STATE, TASK
+from understudy_base.records import Batch
 from values import StateTable
 
 CHUNK, MEAN_LENGTH, FULL_SPEED, LONGEST = 16, 130.0, 20, 1000

@@ -48,7 +48,7 @@ from common import OtherLoader, Results, add_dataset_arguments, make_parser
 from loader_sets import Encoding, Recording, joined
 from order_audit import WINDOWS, deff_of
 from rival_loaders import process_tree
-from understudy.cores import available_cores
+from understudy_base.cores import available_cores
 
 CHUNK, TILES, ORDER = 16, 8, 256
 STEPS = (10, 50, 150)

@@ -21,7 +21,7 @@ from understudy.config.declare import Interval
 from understudy.config.flags import read_flags
 from understudy.config.schema import complete
 from understudy.order import Order
-from understudy.progress import Progress
+from understudy_base.progress import Progress
 
 MOST = 1 << 22
 """Most positions to audit, and most positions before them, which bounds memory and time. An order that holds more than

@@ -43,7 +43,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from understudy.batch_keys import MODE, STATE
 from understudy.cli import main as cli
 from understudy.config.schema import load as load_settings
 from understudy.config.train import TrainConfig
@@ -57,6 +56,7 @@ from understudy.train.data.run_data import RunData, open_data
 from understudy.train.track import metrics_file
 from understudy.train.validation.imagined import moved, psnr
 from understudy.train.validation.validation_loss import read_validation_data
+from understudy_base.batch_keys import MODE, STATE
 
 TOWER = {"depth": 4, "num_heads": 4, "num_kv_heads": 1, "head_dim": 24}
 NETWORK = {

@@ -23,7 +23,7 @@ from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding
 from understudy.data.stats.running import RunningStatistics
 from understudy.data.write.dataset_files import tasks_table
-from understudy.errors import DatasetError
+from understudy_base.errors import DatasetError
 
 VERDICTS: Counter[str] = Counter()
 LINES: list[str] = []

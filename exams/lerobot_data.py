@@ -22,7 +22,7 @@ from understudy.data.time_windows import frame_offsets
 from understudy.data.write.writer import check_features
 from understudy.edit.plan import Piece, Plan
 from understudy.edit.write_set import write_outputs
-from understudy.errors import ConfigError, DatasetError
+from understudy_base.errors import ConfigError, DatasetError
 
 accept_our_refusals()
 

@@ -17,7 +17,7 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 import understudy as us
 from lerobot_items import differences
 from shared import publish
-from understudy.errors import UnderstudyError
+from understudy_base.errors import UnderstudyError
 
 WRITTEN = Path("written")
 WRITERS = (

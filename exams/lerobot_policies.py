@@ -20,10 +20,8 @@ from lerobot.processor import normalize_processor
 from torch import nn
 
 from shared import accept_our_refusals, explain
-from understudy.batch_keys import ACTION, STATE
 from understudy.config.schema import validate
 from understudy.config.train import EmaConfig
-from understudy.errors import ConfigError
 from understudy.policies.common.flow_matching import guidance_weights, guided_velocity
 from understudy.policies.common.normalizer import Affine, Normalizer
 from understudy.policies.inference import RobotPolicy
@@ -33,6 +31,8 @@ from understudy.policies.pi05.config import Pi05PolicyConfig, VisionSizes
 from understudy.policies.pi05.network import Attention, Frames, VisionEncoder, time_encoding
 from understudy.policies.pi05.normalization import _maps
 from understudy.policies.pi05.targets import noisy_chunks
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import ConfigError
 
 accept_our_refusals()
 

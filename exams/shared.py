@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from understudy.data.stats.running import RunningStatistics
-from understudy.errors import DatasetError, UnderstudyError
+from understudy_base.errors import DatasetError, UnderstudyError
 
 
 def explain(items: Iterable[pytest.Item], failures: Mapping[str, str], skips: Mapping[str, str] | None = None) -> None:

@@ -18,11 +18,6 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 WHEELS = {
-    "base": """
-        _version atomic batch_keys booleans bytesize cores credentials dataset_address entry_points
-        episode_ids errors load.malloc lru optional_packages plural progress public_names records
-        temporary
-    """,
     "data": """
         order order_file video storage hub data load integrations
         checksums parts plain_values process_rank prompt_metadata
@@ -96,6 +91,8 @@ def find_modules(root: Path = ROOT) -> dict[str, dict[str, Path]]:
     for top in [*root.glob("src/*"), *root.glob("packages/*/src/*")]:
         for path in [*top.rglob("*.py"), *top.rglob("*.pyi")]:
             parts = path.relative_to(top).with_suffix("").parts
+            if parts[0] == "testing":
+                continue
             wheel = top.name.removeprefix("understudy_")
             if wheel == "understudy":
                 wheel = find_wheel(parts)

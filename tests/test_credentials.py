@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from understudy import credentials
 from understudy.data.format.catalog import Catalog
-from understudy.errors import DatasetError
 from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions
+from understudy_base import credentials
+from understudy_base.errors import DatasetError
 
 
 @pytest.fixture(autouse=True)

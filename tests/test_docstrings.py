@@ -106,7 +106,8 @@ def exists(name: str, path: Path, files: Iterable[Path]) -> bool:
     if not name.startswith("/") and (path.parent / name) in files:
         return True
     ends = [other for other in files if f"/{other.as_posix()}".endswith(f"/{name}")]
-    return len(ends) == 1 or Path(name) in files or Path("src/understudy") / name in files
+    tops = {Path(*other.parts[: other.parts.index("src") + 2]) for other in files if "src" in other.parts[:-2]}
+    return len(ends) == 1 or Path(name) in files or any(top / name in files for top in tops)
 
 
 def strange_files(path: Path, tree: ast.Module, files: Iterable[Path]) -> list[str]:

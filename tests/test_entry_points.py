@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.packages import install
-from understudy.entry_points import EntryPointError, find_entry_points
-from understudy.optional_packages import MissingExtraError
+from understudy_base.entry_points import EntryPointError, find_entry_points
+from understudy_base.optional_packages import MissingExtraError
 
 GROUP = "understudy.toys"
 
@@ -74,8 +74,8 @@ def test_a_broken_one_names_itself_and_its_distribution(site: Path, code: str, s
 
 
 def test_a_missing_extra_keeps_its_pip_line(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.optional_packages._is_missing", lambda module: module == "rosbags_gone")
-    monkeypatch.setitem(sys.modules["understudy.optional_packages"].EXTRAS, "import", ("rosbags_gone",))
+    monkeypatch.setattr("understudy_base.optional_packages._is_missing", lambda module: module == "rosbags_gone")
+    monkeypatch.setitem(sys.modules["understudy_base.optional_packages"].EXTRAS, "import", ("rosbags_gone",))
     install(site, "bags-1", f"[{GROUP}]\nbag = toys_bags:Bag\n", "import rosbags_gone")
     with pytest.raises(MissingExtraError, match=r"understudy\[import\]"):
         find_entry_points(GROUP)["bag"].load()
@@ -127,7 +127,7 @@ def test_a_package_that_is_installed_meanwhile_is_found(site: Path) -> None:
 
 def test_listing_is_cheap() -> None:
     """The program lists its commands for each help: the slow library is not imported."""
-    code = "import sys; from understudy.entry_points import find_entry_points as f; f('understudy.policies'); "
+    code = "import sys; from understudy_base.entry_points import find_entry_points as f; f('understudy.policies'); "
     code += "print('importlib.metadata' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -2,7 +2,8 @@
 
     python tests/test_error_matches.py    list every place
 
-A test matches the type of an error, its fields, and names and values as whole words (`support.refusals`). Two
+A test matches the type of an error, its fields, and names and values as whole words
+(`understudy_base.testing.refusals`). Two
 English words in a row are a sentence: it breaks when a message is reworded, and no user depends on it.
 """
 

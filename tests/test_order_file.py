@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support.refusals import refused
-from understudy.errors import ConfigError
 from understudy.order_file import GROUP, KEY, OrderFile, Samples, _seal, write_order_file
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 FACTS = {"datasets": [{"name": "a", "lengths": ""}, {"name": "b", "lengths": ""}], "start": 12, "batch": 4}
 

@@ -12,8 +12,8 @@ import pytest
 
 import understudy as us
 from support.runs import tiny_dataset
-from understudy.cores import available_cores
 from understudy.storage import mapped_tables
+from understudy_base.cores import available_cores
 
 HIDDEN = Path(__file__).parent / "support" / "macos"
 

@@ -19,10 +19,10 @@ from understudy import plain_values
 from understudy.check.row_facts import RowFacts
 from understudy.data.format.episode_table import FileTable
 from understudy.data.stats.running import ImageStatistics, Moments
-from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.plain_values import is_result, read_result, restore, storable, write_result
 from understudy.storage.table_file import Mapped, open_table, write_table
 from understudy.video.shown import Shown
+from understudy_base.errors import DatasetError, MissingFileError, SourceError
 
 
 def as_result(value: Any, path: Path) -> Any:
@@ -58,7 +58,7 @@ def same(one: Any, two: Any) -> bool:
         return bool(one.type == two.type and one.to_pylist() == two.to_pylist())
     if isinstance(one, DatasetError):
         return str(one) == str(two) and same(one.fields(), two.fields())
-    if type(one).__module__.startswith("understudy."):
+    if type(one).__module__.startswith("understudy"):
         return same(vars(one), vars(two))
     return repr(one) == repr(two) if isinstance(one, float) else bool(one == two)
 

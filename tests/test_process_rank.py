@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader
 
 import understudy as us
 from support.datasets import Spec, write_dataset
-from support.refusals import refused
-from understudy.errors import ConfigError
 from understudy.process_rank import find_rank, warn_once
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 BATCH = 4
 

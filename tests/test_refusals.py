@@ -1,12 +1,12 @@
-"""`support.refusals` fails for every difference that it promises to notice."""
+"""`understudy_base.testing.refusals` fails for every difference that it promises to notice."""
 
 import warnings
 from typing import Any
 
 import pytest
 
-from support.refusals import absent, refused, warned
-from understudy.errors import DatasetError, MissingFileError
+from understudy_base.errors import DatasetError, MissingFileError
+from understudy_base.testing.refusals import absent, refused, warned
 
 ERROR = DatasetError("frame 3 of 'top' is 0.5", where="/d/a.mp4", fix="give batch_size")
 

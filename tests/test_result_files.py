@@ -15,9 +15,9 @@ import pytest
 
 from support.datasets import Spec, write_dataset
 from understudy.cli.main import main
-from understudy.errors import DatasetError
 from understudy.plain_values import is_result, read_result, write_result
 from understudy.video.shown import Shown
+from understudy_base.errors import DatasetError
 
 
 class Command:

@@ -13,7 +13,7 @@ case "$*" in
     *"install --quiet uv") echo "+ uv"; cp uv .venv/bin/uv ;;
     *"config get"*) exit 1 ;;
     *"install -c constraints.txt -e .[demo]") echo "+ pip" ;;
-    *"install -c constraints.txt -e .[dev] -e packages/one -e packages/two") echo "+ pip" ;;
+    *"install -c constraints.txt -e .[dev] -e packages/a-conformance -e packages/a-lerobot-service") echo "+ pip" ;;
     -) cat > /dev/null ;;
     *) echo "unexpected: $*" >&2; exit 9 ;;
 esac
@@ -22,7 +22,7 @@ esac
 
 @pytest.mark.parametrize(("extra", "works"), [("demo", True), ("demo", False), ("dev", False)])
 def test_setup_prints_its_steps(tmp_path: Path, extra: str, works: bool) -> None:
-    for folder in ("scripts", "packages/one", "packages/two"):
+    for folder in ("scripts", "packages/a-conformance", "packages/a-lerobot-service"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(SCRIPT, tmp_path / "scripts/setup")
     for name, text in (("python", PYTHON), ("uv", f"#!/bin/sh\necho '+ uv install'\nexit {0 if works else 1}\n")):

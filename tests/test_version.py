@@ -21,13 +21,20 @@ SECTIONS = ("Upgrading from", "Added", "Changed", "Deprecated", "Removed", "Fixe
 def test_version_is_the_same_everywhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "version" not in project["dynamic"]
+    papers = [tomllib.loads(path.read_text()) for path in ROOT.glob("packages/*/pyproject.toml")]
+    wheels = [paper["project"] for paper in papers]
+    for wheel in wheels:
+        siblings = [need for need in wheel["dependencies"] if re.match(r"understudy-[a-z]+[^a-z\[-]", need)]
+        assert all(need.endswith(f"=={wheel['version']}") for need in siblings)
     kit = tomllib.loads((ROOT / "packages/understudy-conformance/pyproject.toml").read_text())["project"]
     assert not any(dependency.startswith("understudy") for dependency in kit["dependencies"])
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     latest = RELEASE.fullmatch(RELEASES[1])
     assert latest is not None
     version, date, _ = latest.groups()
-    assert {project["version"], kit["version"], citation["version"], us.__version__} == {version}
+    assert {project["version"], *(wheel["version"] for wheel in wheels), citation["version"], us.__version__} == {
+        version
+    }
     assert str(citation["date-released"]) == date
 
 

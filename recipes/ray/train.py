@@ -22,12 +22,12 @@ from understudy.cli.main import read_settings
 from understudy.cli.runs import run_and_report
 from understudy.config.schema import plain, validate
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError, DatasetError, UnderstudyError, is_wrong_input
 from understudy.policies.own_code.trusted import NAMED
 from understudy.policies.own_code.types import GIVEN
-from understudy.progress import show_log
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.paths import resolve_paths
+from understudy_base.errors import ConfigError, DatasetError, UnderstudyError, is_wrong_input
+from understudy_base.progress import show_log
 
 STOPPED, WRONG_INPUT, FAILED = 75, 2, 1
 

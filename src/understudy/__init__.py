@@ -10,7 +10,7 @@ and a tool that reads metadata only never imports torch.
 from importlib import import_module
 from typing import Any
 
-from understudy.public_names import public_names
+from understudy_base.public_names import public_names
 
 _MODULES = public_names(__file__)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from understudy.errors import UnderstudyError
+from understudy_base.errors import UnderstudyError
 
 FILE = "understudy.sha256"
 FOR_PEOPLE = "README.md"

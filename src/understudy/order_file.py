@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.atomic import refuse_existing, replace_file
-from understudy.errors import DatasetError
+from understudy_base.atomic import refuse_existing, replace_file
+from understudy_base.errors import DatasetError
 
 GROUP = 1 << 17
 """Rows of a row group, about."""

@@ -25,11 +25,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from understudy._version import __version__
-from understudy.errors import DatasetError
-from understudy.optional_packages import optional_imports
 from understudy.plain_values import is_result, read_result, write_result
-from understudy.temporary import fork_server, use_for_sockets
+from understudy_base._version import __version__
+from understudy_base.errors import DatasetError
+from understudy_base.optional_packages import optional_imports
+from understudy_base.temporary import fork_server, use_for_sockets
 
 Part = tuple[Any, ...]
 TRIES = 3
@@ -257,7 +257,7 @@ class _Processes:
         if sys.platform == "linux":
             with suppress(OSError):  # the first process then finds out that no socket can be made
                 use_for_sockets()
-        self._context.set_forkserver_preload(["understudy.temporary", *modules])
+        self._context.set_forkserver_preload(["understudy_base.temporary", *modules])
 
     def submit(self, task: _Task) -> None:
         """Give a task to an idle process, or to a new one."""

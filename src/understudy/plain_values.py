@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from understudy.atomic import replace_file
-from understudy.errors import DatasetError, EmptyDatasetError, LfsPointerError, MissingFileError, SourceError
+from understudy_base.atomic import replace_file
+from understudy_base.errors import DatasetError, EmptyDatasetError, LfsPointerError, MissingFileError, SourceError
 
 _MAGIC = b"understudy result 2\n"
 _LENGTH = 8

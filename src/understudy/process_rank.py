@@ -6,8 +6,8 @@ import warnings
 from dataclasses import dataclass
 from functools import cache
 
-from understudy.booleans import is_boolean
-from understudy.errors import ConfigError
+from understudy_base.booleans import is_boolean
+from understudy_base.errors import ConfigError
 
 _DIVIDERS = {
     "accelerate": ("BatchSamplerShard", "IterableDatasetShard", "DataLoaderDispatcher"),

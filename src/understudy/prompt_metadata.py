@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from understudy.batch_keys import PROMPT_METADATA
-from understudy.records import Record
+from understudy_base.batch_keys import PROMPT_METADATA
+from understudy_base.records import Record
 
 FORMAT = "{task}, {name}: {value}"
 """Name of this format in a policy folder."""

@@ -14,7 +14,7 @@ import loader_trial as bench_measure
 from decode_limit import limits
 from loader_trial import Round, Setting, Trial, default_seconds, median_round
 from support.datasets import Spec, episode_pictures, write_dataset
-from support.refusals import refused
+from understudy_base.testing.refusals import refused
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 

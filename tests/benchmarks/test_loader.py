@@ -19,8 +19,8 @@ from loader_trial import Setting
 from support import peak_memory
 from support.datasets import Spec, write_dataset
 from support.peak_memory import resident_bytes
-from support.refusals import refused
 from support.videos import rgb
+from understudy_base.testing.refusals import refused
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 

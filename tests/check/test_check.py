@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 from support.datasets import Spec, edit_column, edit_json, write_dataset
-from support.refusals import refused
 from support.servers import RangeServer, folder
 from understudy.check.column_facts import Column
 from understudy.check.examine import check_dataset
@@ -23,9 +22,10 @@ from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import EpisodeTable
-from understudy.errors import DatasetError, SourceError
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy.train.data.sources import open_source, split_source
+from understudy_base.errors import DatasetError, SourceError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture(scope="module")

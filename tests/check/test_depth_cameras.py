@@ -13,7 +13,6 @@ from PIL import Image
 from support.datasets import Spec, edit_column, edit_json, write_dataset
 from support.depth import DEPTH, SCALE, add_depth_images, add_depth_video
 from support.edited import edit
-from support.refusals import absent, refused
 from support.runs import tiny_config
 from understudy.check.examine import check_dataset
 from understudy.config.schema import override
@@ -22,6 +21,7 @@ from understudy.report.check_page import check_page
 from understudy.report.page import as_gray
 from understudy.report.view.sheets import Sheets
 from understudy.train.data.run_data import open_data
+from understudy_base.testing.refusals import absent, refused
 
 TOP = "observation.images.top"
 LENGTHS = (6, 4, 5)

@@ -13,7 +13,7 @@ from support.datasets import Spec, edit_column, edit_json, edit_times, write_dat
 from support.robot_rows import alarms, write_rows
 from understudy.check.examine import check_dataset
 from understudy.data.format.catalog import Catalog
-from understudy.errors import DatasetError
+from understudy_base.errors import DatasetError
 
 
 def test_metadata_without_rows_is_checked(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from understudy.check.findings import Finding
 from understudy.cli import main
 from understudy.cli.data.edit import format_summary
 from understudy.data.dataset import EpisodeDataset
-from understudy.errors import DatasetError
+from understudy_base.errors import DatasetError
 
 TOP = "observation.images.top"
 LENGTHS = (12, 9, 14, 11, 10, 12)

@@ -9,7 +9,7 @@ from support.datasets import Spec, edit_json, write_dataset
 from understudy.check.examine import check_dataset
 from understudy.cli import main
 from understudy.cli.data import check_several
-from understudy.errors import SourceError
+from understudy_base.errors import SourceError
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from support.docs import ROOT
 from understudy.cli import commands, main
-from understudy.optional_packages import PIP_LINES
+from understudy_base.optional_packages import PIP_LINES
 
 Install = Callable[..., None]
 GREET = """
@@ -44,7 +44,7 @@ def loudly(text):
     print(f"leave {text}")
 
 def check_mood():
-    from understudy.errors import ConfigError
+    from understudy_base.errors import ConfigError
     raise ConfigError("MOOD: bad: must be good")
 
 WRONG = 3

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from support.refusals import refused
 from support.runs import tiny_config, tiny_dataset
 from understudy.cli.demo import (
     DemoConfig,
@@ -20,10 +19,11 @@ from understudy.cli.demo import (
     write_settings,
 )
 from understudy.config.schema import override
-from understudy.errors import ConfigError
 from understudy.optim.lr_schedule import lr_factor
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RECORDED, RunDir
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.mark.parametrize("steps", [20, 25, 137, 2500])

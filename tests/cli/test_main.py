@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from support.runs import series, tiny_config, tiny_dataset
-from understudy.atomic import create_folder
 from understudy.cli import commands, main
 from understudy.cli.arguments import settings as parse
 from understudy.cli.data.record import RecordConfig
@@ -25,11 +24,12 @@ from understudy.config.help import groups
 from understudy.config.schema import dump_yaml, load
 from understudy.config.train import TrainConfig
 from understudy.distributed.signals import Interrupted
-from understudy.errors import DatasetError, RunInUseError, SourceError
 from understudy.report.page import render_page
-from understudy.temporary import temporary_folder
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.loop import TrainingStalled
+from understudy_base.atomic import create_folder
+from understudy_base.errors import DatasetError, RunInUseError, SourceError
+from understudy_base.temporary import temporary_folder
 
 HEAVY = ("torch", "pyarrow", "av", "matplotlib", "mujoco", "PIL", "gymnasium", "scipy")
 FROZEN = ("dataset", "files", "normalisation", "order", "policy", "settings")

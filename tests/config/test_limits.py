@@ -12,8 +12,8 @@ from support.runs import tiny_config, tiny_dataset
 from understudy.cli.main import main
 from understudy.config import limits
 from understudy.distributed import launch
-from understudy.errors import ConfigError
 from understudy.train import run
+from understudy_base.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

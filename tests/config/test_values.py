@@ -10,19 +10,19 @@ import pytest
 import yaml
 
 import understudy as us
-from support.refusals import refused
 from understudy.config.data import DataConfig
 from understudy.config.files import read_file
 from understudy.config.flags import read_flags
 from understudy.config.schema import load, validate
 from understudy.config.train import TrainConfig
 from understudy.data.format.recorded_stats import parse_stats
-from understudy.errors import ConfigError, DatasetError
 from understudy.imports.settings import ImportMapping
 from understudy.order import Order
 from understudy.order.make_spec import as_int
 from understudy.order.random import check_seed
 from understudy.process_rank import find_rank
+from understudy_base.errors import ConfigError, DatasetError
+from understudy_base.testing.refusals import refused
 
 NUMBERS = {
     "steps": True,

@@ -11,13 +11,13 @@ import pytest
 import wiring
 from support.arm import arm_contract
 from support.hostile import damaged, refusal, samples
-from support.refusals import refused
 from understudy.cli.contract import ContractConfig, contract
 from understudy.contract import form
 from understudy.contract.facts import FILE, Contract, read_contract, write_contract
 from understudy.contract.form import check_form
 from understudy.contract.mismatch import Mismatch
-from understudy.errors import ConfigError
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads(Path(form.__file__).with_name("contract.schema.json").read_text())

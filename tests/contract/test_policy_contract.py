@@ -11,14 +11,14 @@ import torch
 
 import understudy as us
 from support.policies import editable
-from support.refusals import refused, warned
 from support.runs import tiny_config, tiny_dataset
 from understudy.contract.declared import declare
 from understudy.contract.facts import read_contract
 from understudy.contract.mismatch import ContractError, ContractWarning
-from understudy.errors import ConfigError
 from understudy.policies.inference import RobotPolicy
 from understudy.train import run
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused, warned
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,13 @@ import pytest
 import wiring
 from support.arm import NAMES, arm_contract, arm_observations
 from support.hostile import damaged, refusal, samples
-from support.refusals import refused
 from understudy.cli.why import WhyConfig, why
 from understudy.contract.facts import Contract, VectorFacts
 from understudy.contract.mismatch import Mismatch
 from understudy.contract.trace import Diagnosis, TraceWriter, Transitions, diagnose
-from understudy.errors import ConfigError
 from understudy.report.why import findings, why_page
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 STEPS, CHUNK, CLOSES, OPENS = 128, 8, 40, 100
 

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.datasets import SIDE, Spec, Truth, edit_json, expected, identity, write_dataset
-from support.refusals import refused, warned
 from support.videos import rgb
 from understudy.data import dataset
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
+from understudy_base.testing.refusals import refused, warned
 
 torch.set_num_threads(1)
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from support.datasets import Spec, Truth, edit_json, episode_pictures, identity, picture, write_dataset, write_video
-from support.refusals import refused, warned
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.errors import DatasetError, MissingFileError
+from understudy_base.errors import DatasetError, MissingFileError
+from understudy_base.testing.refusals import refused, warned
 
 torch.set_num_threads(1)
 

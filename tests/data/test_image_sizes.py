@@ -15,15 +15,15 @@ import pytest
 from PIL import Image
 
 from support.datasets import SIDE, Spec, edit_json, write_dataset
-from support.refusals import refused
 from support.videos import write_video
 from understudy.data.dataset import EpisodeDataset
 from understudy.video.reader import open_video
+from understudy_base.testing.refusals import refused
 
 IMAGE, TOP = "observation.images.stored", "observation.images.top"
 _PEAK = """
 import json, resource, sys
-from understudy.errors import DatasetError
+from understudy_base.errors import DatasetError
 from understudy.data.dataset import EpisodeDataset
 data = EpisodeDataset(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.refusals import refused
 from understudy.data.time_windows import TOLERANCE_S, frame_offsets, reach, window
+from understudy_base.testing.refusals import refused
 
 KEYS = ("action", "observation.state")
 

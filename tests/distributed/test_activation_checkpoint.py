@@ -15,7 +15,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.policies import as_draws, batch, draws, policy
-from support.refusals import refused
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed import compile as compiling
 from understudy.distributed import mesh as parallel
@@ -25,9 +24,10 @@ from understudy.distributed.activation_checkpoint import (
     without_checkpointing,
 )
 from understudy.distributed.compile import compile_blocks, missing_compiler
-from understudy.errors import ConfigError
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import scalar
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 CPU = torch.device("cpu")
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from support.refusals import refused
 from understudy.cli import main
 from understudy.distributed import launch as launcher
 from understudy.distributed.launch import launch, read_hosts
-from understudy.errors import ConfigError
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 RANK = Path(__file__).parents[1] / "support" / "rank.py"
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")

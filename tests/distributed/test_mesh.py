@@ -12,11 +12,11 @@ import torch
 from torch import distributed as dist
 
 from support.ranks import in_ranks, outcomes_in_ranks
-from support.refusals import refused
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.distributed import torch_release
-from understudy.errors import ConfigError, SourceError
+from understudy_base.errors import ConfigError, SourceError
+from understudy_base.testing.refusals import refused
 
 
 def config(**changes: Any) -> TrainConfig:

@@ -19,10 +19,10 @@ from support.command_lines import (
     unknown_flags,
 )
 from support.docs import ROOT
-from support.refusals import refused
 from understudy.cli import main
 from understudy.cli.commands import COMMANDS, GUESSES
 from understudy.cli.help_texts import EXAMPLES
+from understudy_base.testing.refusals import refused
 
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "examples/README.md")
 FOUND = [page for pattern in ("docs", "recipes/*", "packages/*") for page in ROOT.glob(f"{pattern}/*.md")]
@@ -131,7 +131,7 @@ def test_text_of_the_source_is_read_as_a_page_is() -> None:
     ],
 )
 def test_a_name_inside_a_mapping_has_the_form_that_is_taken(words: list[str], form: str) -> None:
-    from understudy.errors import ConfigError
+    from understudy_base.errors import ConfigError
 
     with refused(form, kind=ConfigError):
         main.read_settings("train", ["--data.root", "d", "--output-dir", "r", *words])

@@ -11,8 +11,8 @@ import pytest
 from support.docs import ROOT
 from understudy.cli import main
 from understudy.cli.commands import COMMANDS
-from understudy.errors import DOCUMENTATION, page, with_addresses
 from understudy.policies.registry import own_type_names
+from understudy_base.errors import DOCUMENTATION, page, with_addresses
 
 FILE = re.compile(r"(?<!main/)\bdocs/|(?<![\w/])[a-z_]+\.md\b")
 """A page as a file."""
@@ -36,7 +36,7 @@ def named_files(source: str) -> list[str]:
 
 def test_no_text_of_the_source_names_a_page_as_a_file() -> None:
     found = {}
-    for path in (ROOT / "src").rglob("*.py"):
+    for path in [*(ROOT / "src").rglob("*.py"), *ROOT.glob("packages/*/src/**/*.py")]:
         texts = named_files(path.read_text())
         pages = [text for text in texts if not re.fullmatch(r"[a-z_]+\.md", text)]  # arguments of `page`
         if pages and path.name != "errors.py":
@@ -49,7 +49,7 @@ def test_no_text_of_the_source_names_a_page_as_a_file() -> None:
 def test_pages_that_are_named_exist() -> None:
     calls = [
         name
-        for path in (ROOT / "src").rglob("*.py")
+        for path in [*(ROOT / "src").rglob("*.py"), *ROOT.glob("packages/*/src/**/*.py")]
         for name in re.findall(r"\bpage\(['\"]([^'\"]+)['\"]\)", path.read_text())
     ]
     assert len(calls) >= 6

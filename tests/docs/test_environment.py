@@ -63,7 +63,13 @@ def of_script(file: Path) -> set[str]:
 
 def of_code() -> set[str]:
     found = set[str]()
-    for folder in ("src", "scripts", "recipes", "examples"):
+    for folder in (
+        "src",
+        *(path.relative_to(ROOT) for path in ROOT.glob("packages/*/src/understudy*") if "conformance" not in path.name),
+        "scripts",
+        "recipes",
+        "examples",
+    ):
         for file in (ROOT / folder).rglob("*.py"):
             found |= of_python(file)
     for folder in ("scripts", "recipes"):

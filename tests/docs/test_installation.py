@@ -15,7 +15,11 @@ DEVELOPMENT = {"all", "test", "docs", "dev"}
 
 
 def names(requirements: list[str]) -> set[str]:
-    return {re.split(r"[<>=\[; ]", requirement)[0] for requirement in requirements} - {"understudy"}
+    return {
+        re.split(r"[<>=\[; ]", requirement)[0]
+        for requirement in requirements
+        if not requirement.startswith("understudy")
+    }
 
 
 def rows() -> dict[str, tuple[set[str], str]]:

@@ -23,7 +23,6 @@ import yaml
 import understudy as us
 from support.datasets import Spec, write_dataset
 from support.docs import ROOT, code, run_python
-from support.refusals import refused
 from understudy.cli import main
 from understudy.config.schema import complete, load
 from understudy.config.train import TrainConfig
@@ -33,6 +32,7 @@ from understudy.data.stats import summary
 from understudy.imports.settings import read_mapping
 from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 from understudy.policies.inference import load_policy
+from understudy_base.testing.refusals import refused
 
 DOCS = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "recipes").glob("*/*.md"))]
@@ -255,14 +255,21 @@ def test_links_lead_to_files(page: Path) -> None:
 def test_architecture_names_existing_files() -> None:
     names = re.findall(r"`([a-z0-9_/]+\.(?:py|c))`", DOCS["architecture"])
     assert len(names) > 20
-    assert [name for name in names if not any((root / name).exists() for root in (ROOT, ROOT / "src/understudy"))] == []
+    assert [
+        name
+        for name in names
+        if not any(
+            (root / name).exists()
+            for root in (ROOT, ROOT / "src/understudy", *ROOT.glob("packages/*/src/*"), *ROOT.glob("packages/*"))
+        )
+    ] == []
 
 
 @cache
 def source_texts() -> str:
     """Constants of the source code, one per line, with `…` in place of the values of a formatted one."""
     texts = []
-    for path in (ROOT / "src/understudy").rglob("*.py"):
+    for path in [*(ROOT / "src").rglob("*.py"), *ROOT.glob("packages/*/src/**/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 texts.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))

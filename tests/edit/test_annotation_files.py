@@ -8,13 +8,13 @@ import pytest
 
 from support.datasets import Spec, write_dataset
 from support.edited import edit, segment
-from support.refusals import refused
 from understudy.cli.data.edit import EditConfig, make_plans
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
 from understudy.data.write.dataset_files import statistic_value
 from understudy.edit.write_set import write_outputs
-from understudy.errors import DatasetError
+from understudy_base.errors import DatasetError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture(scope="module")

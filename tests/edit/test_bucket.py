@@ -14,7 +14,6 @@ import pytest
 from support import s3
 from support.datasets import Spec, write_dataset
 from support.edited import content, edit
-from support.refusals import refused
 from support.s3 import SECRET, bucket_files, s3_bucket, uploaded
 from understudy.cli.data.edit import EditConfig, SegmentConfig
 from understudy.cli.data.score import ScoreConfig
@@ -22,11 +21,12 @@ from understudy.data.format.catalog import Catalog
 from understudy.edit import videos, write_set
 from understudy.edit.videos import JoinPieces
 from understudy.edit.write_set import Written, write_outputs
-from understudy.errors import SourceError
 from understudy.parts import Workers
 from understudy.storage import bucket
 from understudy.storage.bucket import MARK, Bucket
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy
+from understudy_base.errors import SourceError
+from understudy_base.testing.refusals import refused
 
 CAMERAS = ("observation.images.top", "observation.images.wrist")
 ENCODED: dict[str, Any] = {"codec": "libx264", "gop": 3, "cameras": CAMERAS[:1]}

@@ -15,7 +15,6 @@ import understudy as us
 from support import recording
 from support.datasets import Spec, edit_column, edit_json, identity, write_dataset
 from support.edited import assert_equal_frames, edit, episode
-from support.refusals import refused
 from support.servers import RangeServer, folder
 from support.videos import moving_pictures, write_video
 from understudy.check.examine import check_dataset
@@ -24,8 +23,9 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.write.writer import EpisodeWriter
 from understudy.edit.features import cast_values
 from understudy.edit.write_set import write_outputs
-from understudy.errors import DatasetError
 from understudy.video.reader import open_video
+from understudy_base.errors import DatasetError
+from understudy_base.testing.refusals import refused
 
 CAMERA = "observation.images.top"
 SETS = {

@@ -16,10 +16,10 @@ import pytest
 
 from support.datasets import Spec, write_dataset
 from support.edited import edit
-from understudy.atomic import BeingWritten, create_folder
 from understudy.edit import write_set
-from understudy.errors import DatasetError
 from understudy.video.encode import VideoEncoder
+from understudy_base.atomic import BeingWritten, create_folder
+from understudy_base.errors import DatasetError
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/soak_edit.py"
 

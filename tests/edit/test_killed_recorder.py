@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.datasets import Spec, edit_column, episode_pictures, write_dataset, write_video
-from support.refusals import warned
 from understudy.check.examine import check_dataset
 from understudy.cli.hub import PushConfig, push
 from understudy.cli.main import main
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.edit.publish import publish
-from understudy.errors import ConfigError, DatasetError
+from understudy_base.errors import ConfigError, DatasetError
+from understudy_base.testing.refusals import warned
 
 CAMERA = "observation.images.top"
 FAR = 1_764_000_000_000

@@ -13,14 +13,14 @@ import pytest
 import understudy as us
 from support import recording
 from support.datasets import edit_column
-from support.refusals import refused
 from support.servers import RangeServer
 from support.writable_hub import serve_hub
 from understudy.cli.main import main
 from understudy.data.stats.running import QUANTILES
 from understudy.edit import publish as module
 from understudy.edit.publish import publish
-from understudy.errors import EmptyDatasetError
+from understudy_base.errors import EmptyDatasetError
+from understudy_base.testing.refusals import refused
 
 NAMES = ("arm-1", "arm-2")
 

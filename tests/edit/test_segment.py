@@ -9,12 +9,12 @@ import pytest
 
 from support.datasets import Spec, write_dataset
 from support.edited import assert_equal_frames, edit, episode, segment
-from support.refusals import refused
 from understudy.data.format.catalog import Catalog
 from understudy.data.selection.motion import IdleRule
 from understudy.data.write.writer import EpisodeWriter
 from understudy.edit.plan import cut_at_pauses
-from understudy.errors import DatasetError
+from understudy_base.errors import DatasetError
+from understudy_base.testing.refusals import refused
 
 CAMERA = "observation.images.top"
 

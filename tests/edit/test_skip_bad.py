@@ -11,10 +11,10 @@ import pytest
 from support.datasets import Spec, write_dataset
 from support.edited import content, edit
 from support.part_work import DeadlyEncoding, DeadlyJoin, DeadlyRowFiles
-from support.refusals import refused
 from understudy.cli import main
 from understudy.edit import videos, write_set
 from understudy.parts import Workers
+from understudy_base.testing.refusals import refused
 
 TOP = "observation.images.top"
 ENCODED: dict[str, Any] = {"codec": "libx264", "gop": 3}

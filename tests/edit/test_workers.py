@@ -17,7 +17,6 @@ from support.datasets import Spec, write_dataset
 from support.edited import content, edit, episode
 from support.part_work import DeadlyEncoding
 from support.processes import processes_of
-from support.refusals import refused
 from support.s3 import SECRET, s3_bucket
 from understudy.check.examine import check_dataset
 from understudy.cli.data.edit import EditConfig, make_plans
@@ -27,6 +26,7 @@ from understudy.edit import rows, videos, write_set
 from understudy.edit.write_set import write_outputs
 from understudy.parts import Workers
 from understudy.storage.remote_options import RemoteOptions
+from understudy_base.testing.refusals import refused
 
 ENCODED: dict[str, Any] = {"codec": "libx264", "gop": 3, "cameras": ("observation.images.top",)}
 

@@ -13,7 +13,6 @@ pytest.importorskip("gymnasium", reason="the extra `gymnasium` is not installed"
 import gymnasium
 from gymnasium.spaces import Box, Dict, Discrete
 
-from support.refusals import refused
 from understudy.cli.data.record import RecordConfig, record
 from understudy.config.rollout import Play
 from understudy.config.schema import validate
@@ -22,9 +21,10 @@ from understudy.envs.env import ActionError, Outcome, layout_seed
 from understudy.envs.gymnasium import GymnasiumEnv
 from understudy.envs.gymnasium_options import GymnasiumOptions
 from understudy.envs.registry import open_env
-from understudy.errors import ConfigError
-from understudy.optional_packages import MissingExtraError
 from understudy.policies.own_code.types import name_by_hand
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import MissingExtraError
+from understudy_base.testing.refusals import refused
 
 ID = "understudy_tests/Slide-v0"
 HELD_OUT = layout_seed(0, 3, evaluation=True)

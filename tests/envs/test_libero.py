@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("libero", reason="the extra `libero` is not installed")
 
-from support.refusals import refused
 from understudy.envs.env import layout_seed
 from understudy.envs.libero import ASSETS, MAX_STEPS, axis_angle
 from understudy.envs.registry import open_env
+from understudy_base.testing.refusals import refused
 
 needs_assets = pytest.mark.skipif(ASSETS not in os.environ, reason=f"{ASSETS} does not name LIBERO's assets")
 

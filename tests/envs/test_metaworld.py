@@ -7,11 +7,11 @@ from support.envs import check_env
 
 pytest.importorskip("metaworld", reason="the extra `sim` is not installed")
 
-from support.refusals import refused
 from understudy.envs.env import layout_seed
 from understudy.envs.metaworld import MetaWorldEnv
 from understudy.envs.ray_camera import SKY
 from understudy.envs.registry import open_env
+from understudy_base.testing.refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # its packages deprecate each other at import
 

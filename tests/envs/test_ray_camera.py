@@ -5,8 +5,8 @@ import pytest
 
 mujoco = pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
-from support.refusals import refused  # noqa: E402
 from understudy.envs.ray_camera import AMBIENT, SKY, RayCamera, pinhole_rays  # noqa: E402
+from understudy_base.testing.refusals import refused  # noqa: E402
 
 HEIGHT, WIDTH, FOVY = 48, 64, 50.0
 CAMERA = np.array([0.1, -0.2, 2.0])  # looks straight down: image right is +x, image up is +y

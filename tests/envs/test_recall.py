@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from support.envs import check_env
-from support.refusals import refused
 from understudy.envs.recall import LIMIT, LIT, MAX_STEPS, PADS, START, TASK, WAIT, WRONG, RecallEnv, layout, move_to
 from understudy.envs.registry import open_env
 from understudy.policies.draws import RandomSpec
 from understudy.rollout.play import rollout
+from understudy_base.testing.refusals import refused
 
 TOP, STATE = "observation.images.top", "observation.state"
 STILL = np.zeros(2, dtype=np.float32)

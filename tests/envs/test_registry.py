@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.envs import check_env
-from support.refusals import refused
 from understudy.envs.env import layout_seed
 from understudy.envs.registry import open_env
-from understudy.optional_packages import MissingExtraError
+from understudy_base.optional_packages import MissingExtraError
+from understudy_base.testing.refusals import refused
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 

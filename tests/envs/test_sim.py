@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 mujoco = pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
-from support.refusals import refused  # noqa: E402
 from understudy.envs import tabletop as sim  # noqa: E402
 from understudy.envs.tabletop import (  # noqa: E402
     APART,
@@ -28,6 +27,7 @@ from understudy.envs.tabletop import (  # noqa: E402
     TASKS,
     TabletopEnv,
 )
+from understudy_base.testing.refusals import refused  # noqa: E402
 
 STILL = np.array([0, 0, 0, -1], dtype=np.float32)
 IMAGE, STATE = "observation.images.front", "observation.state"

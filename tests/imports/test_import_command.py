@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("rosbags", reason="needs the extra `import`")
 
 from support.bags import Bag, pixels
-from understudy.atomic import create_folder
 from understudy.cli.main import main
 from understudy.data.dataset import EpisodeDataset
+from understudy_base.atomic import create_folder
 
 KILLED = """
 import os, signal, sys

@@ -9,8 +9,8 @@ import torch
 
 import understudy as us
 from support.datasets import Spec, write_dataset
-from understudy.errors import ConfigError
 from understudy.integrations.huggingface import LoaderMixin
+from understudy_base.errors import ConfigError
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import torch
 
 import understudy as us
 from support.datasets import Spec, write_dataset
-from support.refusals import refused
-from understudy.errors import ConfigError, DatasetError
 from understudy.integrations.lerobot.plugin import _NEEDED, ORDER_FILE, install
 from understudy.train.audit import audit_file
+from understudy_base.errors import ConfigError, DatasetError
+from understudy_base.testing.refusals import refused
 
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
 

@@ -13,9 +13,7 @@ import pytest
 import torch
 
 from support.datasets import Spec, write_dataset
-from support.refusals import refused
 from understudy.data.dataset import EpisodeDataset
-from understudy.errors import DatasetError
 from understudy.load.bad_frames import Substitutes
 from understudy.load.images.clip_reader import ClipReader, Cursors, DecodePolicy, Timings
 from understudy.load.loader import Loader
@@ -23,6 +21,8 @@ from understudy.order import Order
 from understudy.order.sample_random import SampleRng
 from understudy.video.color import Converter
 from understudy.video.packets import open_packets
+from understudy_base.errors import DatasetError
+from understudy_base.testing.refusals import refused
 
 TOP = "observation.images.top"
 BATCH, STEPS = 4, 24

@@ -11,10 +11,10 @@ import pytest
 import understudy as us
 from support.batches import all_same, least_memory
 from support.datasets import Spec, write_dataset
-from support.refusals import refused
 from understudy.data.format.catalog import Catalog
 from understudy.data.selection.select import Selection, SelectionOptions
 from understudy.load.batch_request import BatchOptions, BatchRequest, DatasetOptions, ReadOptions
+from understudy_base.testing.refusals import refused
 
 BATCH = 4
 

@@ -12,12 +12,12 @@ import understudy as us
 from order_audit import as_read, audit
 from support.datasets import Spec, write_dataset
 from support.order_sources import episodes
-from support.refusals import refused, warned
 from understudy.load.choose_order import OrderChoice, choose_from_facts
 from understudy.load.memory_plan import SourceFacts, read_facts, resized
 from understudy.order.cost import lane_correlation
 from understudy.order.defaults import turn_together
 from understudy.order.make_spec import CheckedSource, OrderRequest
+from understudy_base.testing.refusals import refused, warned
 
 GIGABYTE = 10**9
 H264_480, AV1_480 = (463_200, 2_800_000), (737_280, 2_900_000)

@@ -9,11 +9,11 @@ import torch
 from support.batches import least_memory
 from support.datasets import Spec, write_dataset
 from support.depth import DEPTH, HEIGHT, SCALE, WIDTH, add_depth_images, add_depth_video
-from support.refusals import refused
 from understudy.data.dataset import EpisodeDataset
 from understudy.load.loader import Loader
 from understudy.order import Order
 from understudy.video.color import AreaResize, ImageSize
+from understudy_base.testing.refusals import refused
 
 TOP = "observation.images.top"
 LENGTHS = (12, 8)

@@ -9,13 +9,13 @@ import pytest
 
 from support.batches import least_memory
 from support.datasets import Spec, identity, write_dataset
-from support.refusals import refused
-from understudy.bytesize import parse_bytes
 from understudy.data.dataset import EpisodeDataset
 from understudy.load.images.decoded_cache import decoded_bytes
 from understudy.load.loader import Loader
 from understudy.order import Order
 from understudy.video.native.ffmpeg import PYAV_MAJOR
+from understudy_base.bytesize import parse_bytes
+from understudy_base.testing.refusals import refused
 
 TOP = "observation.images.top"
 BATCH = 6

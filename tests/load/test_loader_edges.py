@@ -18,8 +18,6 @@ import torch
 
 from support.batches import batches, least_memory, same
 from support.datasets import Spec, episode_pictures, write_dataset, write_video
-from support.refusals import refused
-from understudy.bytesize import parse_bytes
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.read import video_frames
 from understudy.load.images import buffer_pool as buffers_
@@ -38,6 +36,8 @@ from understudy.video.index import PacketRun
 from understudy.video.mp4 import UnknownLayout
 from understudy.video.packets import open_packets
 from understudy.video.reader import VideoReader, open_video
+from understudy_base.bytesize import parse_bytes
+from understudy_base.testing.refusals import refused
 
 TOP = "observation.images.top"
 BATCH = 6

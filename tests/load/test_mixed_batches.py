@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from support.batches import least_memory
 from support.datasets import Spec, write_dataset
-from support.refusals import refused
 from understudy import EpisodeDataset, EpisodeStream, Loader, Order
 from understudy.load.mixed_batches import Mixture
+from understudy_base.testing.refusals import refused
 
 TOP, ACTION, STATE = "observation.images.top", "action", "observation.state"
 SPECS = {

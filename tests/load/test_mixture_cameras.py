@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader
 from support import datasets as written
 from support.batches import all_same, least_memory
 from support.datasets import Spec, write_dataset
-from support.refusals import refused
 from understudy import EpisodeDataset, EpisodeSampler, EpisodeStream, Loader, Order
 from understudy.load.mixed_batches import Mixture, image_shapes
 from understudy.order.sample_random import SampleRng
 from understudy.video.color import AreaResize
+from understudy_base.testing.refusals import refused
 
 ACTION, STATE = "action", "observation.state"
 FRONT, WRIST = "observation.images.front", "observation.images.wrist"

@@ -14,13 +14,13 @@ from torch.utils.data import DataLoader
 
 from support.datasets import Spec, write_dataset
 from support.index_dataset import Indices
-from support.refusals import refused, warned
 from understudy import EpisodeDataset, EpisodeSampler, EpisodeStream, Loader, Order
 from understudy.cli.main import main
-from understudy.errors import ConfigError, DatasetError
 from understudy.load.bad_frames import Substitutes
 from understudy.load.order_rows import Span, order_facts, rows_of
 from understudy.order_file import OrderFile, dataset_facts, write_order_file
+from understudy_base.errors import ConfigError, DatasetError
+from understudy_base.testing.refusals import refused, warned
 
 BATCH = 6
 

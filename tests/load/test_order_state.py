@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import understudy as us
 from support.batches import same
 from support.datasets import Spec, write_dataset
-from support.refusals import refused
+from understudy_base.testing.refusals import refused
 
 BATCH = 4
 

@@ -14,11 +14,9 @@ import pytest
 import torch
 
 from support.datasets import Spec, identity, write_dataset
-from support.refusals import refused
 from support.servers import Asked, RangeServer, change_retry_policy, folder
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.errors import DatasetError, SourceError, is_wrong_input
 from understudy.load.batch_builder import BatchInProgress
 from understudy.load.images.clip_reader import Timings
 from understudy.load.loader import Batch, Loader
@@ -32,6 +30,8 @@ from understudy.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy.storage.remote_source import RemoteSource
 from understudy.video import mp4
 from understudy.video.reader import open_video
+from understudy_base.errors import DatasetError, SourceError, is_wrong_input
+from understudy_base.testing.refusals import refused
 
 TOP = "observation.images.top"
 

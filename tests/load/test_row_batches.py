@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from support.datasets import Spec, write_dataset
 from understudy import EpisodeDataset, Order
-from understudy.errors import DatasetError
 from understudy.load.mixed_batches import Mixture, RowBatches, read_rows
+from understudy_base.errors import DatasetError
 
 WINDOWS = {"action": [0.0, 0.1, 0.2]}
 SPECS = {

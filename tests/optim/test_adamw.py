@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support.refusals import refused
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.bf16_split import split
 from understudy.optim.state import check_moments, clip_factor, grad_norm
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture(autouse=True)

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from support import policies
-from support.refusals import refused
 from understudy.config.lora import LoraConfig
 from understudy.config.train import OptimConfig, TrainConfig
-from understudy.errors import ConfigError
 from understudy.optim.lora import adapted_layers, add_adapters, merge_adapters
 from understudy.optim.moving_average import make_average
 from understudy.optim.param_groups import freeze
 from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 from understudy.policies.losses import scalar
 from understudy.train.precision import compute_dtype, make_optimizer, named_tensors, store, table
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 PAGE = (Path(__file__).parents[2] / "docs" / "precision.md").read_text()
 

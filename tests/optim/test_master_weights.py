@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from support.ranks import in_ranks
-from support.refusals import refused
 from understudy import MasterWeights
 from understudy.optim.state import check_moments
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.refusals import refused
 from understudy.order.design_effect import Correlation, design_effect, expected_uniform
+from understudy_base.testing.refusals import refused
 
 models = st.builds(Correlation, st.floats(0, 0.5), st.floats(0, 0.5), st.floats(0.1, 1e4))
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.order_sources import Source, episodes, sources
-from support.refusals import refused
 from understudy.order import Order
 from understudy.order.frame_numbering import check_segments, fingerprint, make_finder, make_layout
+from understudy_base.testing.refusals import refused
 
 
 @given(sources(), st.integers(0, 20))

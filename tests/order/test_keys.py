@@ -2,8 +2,8 @@
 
 import pytest
 
-from support.refusals import refused
 from understudy.order.random import make_key, mix64
+from understudy_base.testing.refusals import refused
 
 
 def test_no_two_of_many_keys_are_equal():

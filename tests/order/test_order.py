@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.order_sources import Source, episodes, sources
-from support.refusals import refused
 from understudy.order import Order
+from understudy_base.testing.refusals import refused
 
 modes = st.sampled_from(["clips", "uniform", "episodes", "sequential"])
 

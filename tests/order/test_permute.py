@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.refusals import refused
 from understudy.order.random import (
     INDICES_PER_PASS,
     Feistel,
@@ -16,6 +15,7 @@ from understudy.order.random import (
     sorted_words,
     unpermute_each,
 )
+from understudy_base.testing.refusals import refused
 
 NEAR_POWERS = sorted({2**k + d for k in range(1, 18) for d in (-1, 0, 1)} | {4**8 + 1, 4**9 + 1, 4096, 4097})
 

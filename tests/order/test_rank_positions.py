@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.order_sources import episodes
-from support.refusals import refused
 from understudy.order import Order, batch_positions, rank_positions, rank_slice
+from understudy_base.testing.refusals import refused
 
 
 @pytest.mark.parametrize("world", range(1, 65))

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from support.refusals import refused
 from understudy.order import sample_normal, sample_rng, sample_uniform, sample_words
 from understudy.order.random import philox
 from understudy.order.sample_random import natural_log, normal_from_bits
+from understudy_base.testing.refusals import refused
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 positions = st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=12)

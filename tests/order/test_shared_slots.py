@@ -12,11 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from support.order_sources import Source, episodes, sources
-from support.refusals import refused
 from understudy.order import Order
 from understudy.order.shared_slots import MOST_OFF, count_lanes, make_round
 from understudy.order.shares import share_slots
 from understudy.order.spec import EXACT_VERSION, UNIT, Spec
+from understudy_base.testing.refusals import refused
 
 weights = st.floats(0.01, 10)
 

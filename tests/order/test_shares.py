@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.order_sources import Source, episodes, sources
-from support.refusals import refused
 from understudy.order import Order
 from understudy.order.defaults import choose_slots
 from understudy.order.shares import make_period, share_slots
+from understudy_base.testing.refusals import refused
 
 
 def worst_deviation(counts: tuple[int, ...]) -> float:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.order_sources import Source, episodes, sources
-from support.refusals import refused
 from understudy.order import Order, Spec, compare
+from understudy_base.testing.refusals import refused
 
 
 def pair(**changes: object) -> list[Source]:

@@ -10,9 +10,9 @@ import torch
 
 import understudy as us
 from support.arm import NAMES, arm_contract, arm_observations, write_arm_policy
-from support.refusals import refused
 from understudy.policies.acting import bound_actions
 from understudy.policies.inference import RobotPolicy
+from understudy_base.testing.refusals import refused
 
 SEEN = {
     "observation.state": arm_observations(1)[0]["joints"],

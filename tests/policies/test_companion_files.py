@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from support.policies import editable
-from support.refusals import refused
-from understudy.errors import ConfigError
 from understudy.policies import policy_folder, registry
 from understudy.policies.policy_folder import check_unchanged, digests
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType, network_differences
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 FILES = {"words": ("words.model",), "codes": ("codes.json", "more.json")}
 

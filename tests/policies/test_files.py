@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from support.policies import CAMERAS, config
-from understudy.errors import ConfigError
-from understudy.optional_packages import MissingExtraError, is_installed
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.graph import (
     BATCH_SIZES,
@@ -25,6 +23,8 @@ from understudy.policies.graph import (
     write_graph,
 )
 from understudy.policies.inference import RobotPolicy
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import MissingExtraError, is_installed
 
 SIZES = {CAMERAS[0]: (24, 20)}  # of the network's other camera the robot has none
 HEADS: dict[str, Any] = {

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from support.refusals import refused
 from support.runs import SHORT, trained_run
 from understudy.checksums import write_checksums
 from understudy.cli.main import WRONG_INPUT, main
-from understudy.entry_points import EntryPoint, EntryPointError
-from understudy.optional_packages import PIP_LINES, MissingExtraError
 from understudy.policies.folder_formats import FOLDERS, describe_folder
 from understudy.policies.graph import GRAPHS, make_graph
 from understudy.policies.inference import load_policy
 from understudy.policies.registry import BUILT_IN, ZOO, own_type_names, policy_type, type_names
 from understudy.policies.weight_files import open_weights
 from understudy.train.checkpoint.export import ExportConfig, export
+from understudy_base.entry_points import EntryPoint, EntryPointError
+from understudy_base.optional_packages import PIP_LINES, MissingExtraError
+from understudy_base.testing.refusals import refused
 
 ROBOT: Any = SimpleNamespace(config=SimpleNamespace(type="flow"))
 

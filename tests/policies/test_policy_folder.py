@@ -20,11 +20,11 @@ from torch import Tensor
 
 import understudy as us
 from support.arm import write_arm_policy
-from support.calls import recorded_calls
 from support.policies import batch, draws, editable, policy
-from support.refusals import refused
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.policy import Policy
+from understudy_base.testing.calls import recorded_calls
+from understudy_base.testing.refusals import refused
 
 
 def test_what_is_loaded_is_bit_equal(tmp_path: Path) -> None:

@@ -12,14 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support.refusals import refused
 from support.runs import series, tiny_config, tiny_dataset
-from understudy.batch_keys import ACTION, STATE
 from understudy.cli.main import main
 from understudy.config.schema import load, plain, validate
 from understudy.config.train import TrainConfig
 from understudy.envs.env import Outcome, vector_feature
-from understudy.errors import ConfigError
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.inference import load_policy
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
@@ -30,6 +27,9 @@ from understudy.report.run.tables import format_validation
 from understudy.rollout.play import rollout
 from understudy.train import run
 from understudy.train.startup_summary import describe_modes
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 # -- the policy -------------------------------------------------------------------------------------------------------
 

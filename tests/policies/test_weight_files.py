@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from support.refusals import refused
 from understudy.policies.weight_files import FILE, INDEX, WeightFiles
+from understudy_base.testing.refusals import refused
 
 TENSORS = {
     "a.weight": torch.randn(7, 3),

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from support.refusals import refused
 from understudy.config.data import DataConfig
 from understudy.config.dataset import SourceConfig
 from understudy.config.rollout import Play
 from understudy.envs.env import Outcome, image_feature, vector_feature
-from understudy.errors import ConfigError
 from understudy.policies.draws import RandomSpec
 from understudy.rollout.adapter import EnvAdapter, check_env, make_adapter
 from understudy.rollout.play import rollout
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 FRONT, WRIST = "observation.images.front", "observation.images.wrist"
 ARM = SourceConfig(root="arm", state="observation.joints", cameras={FRONT: "observation.images.cam0", WRIST: WRIST})

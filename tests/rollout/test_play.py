@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from support.refusals import refused, warned
 from support.runs import tiny_config
 from understudy.cli.data.record import RecordConfig, record
 from understudy.cli.rollout import rollout as rollout_run
@@ -21,7 +20,6 @@ from understudy.config.rollout import Play, RolloutConfig, RolloutEvery
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.contract.facts import write_contract
 from understudy.contract.mismatch import ContractWarning
-from understudy.errors import ConfigError
 from understudy.policies.draws import RandomSpec
 from understudy.rollout.adapter import EnvAdapter
 from understudy.rollout.env_contract import env_contract
@@ -32,6 +30,8 @@ from understudy.rollout.result import PROMPT, Episode, RolloutResult
 from understudy.train import run
 from understudy.train.background_rollouts import check_rollouts
 from understudy.train.checkpoint.run_dir import RECORDED, RunDir
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused, warned
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 

@@ -14,13 +14,13 @@ import torch
 
 import understudy as us
 from support.arm import arm_observations, write_arm_policy
-from support.refusals import refused, warned
 from understudy.policies.acting import predict
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.policy import Policy
 from understudy.serve.async_chunks import DelayWarning
 from understudy.serve.session import describe_policy
+from understudy_base.testing.refusals import refused, warned
 
 AsyncChunks = us.AsyncChunks
 T = 8

@@ -16,7 +16,6 @@ pytest.importorskip("websockets", reason="needs the extra serve")
 pytest.importorskip("msgpack", reason="needs the extra serve")
 
 from support.arm import NAMES, Observation, write_arm_policy
-from support.refusals import refused, warned
 from support.serving import held_passes, outcomes, plain, reply, served
 from understudy.cli.contract import ContractConfig, contract
 from understudy.config.serve import ServeConfig
@@ -32,6 +31,7 @@ from understudy.serve.protocol import DeadlineError, MessageError, RemoteError
 from understudy.serve.requests import Request, read_request
 from understudy.serve.server import PolicyServer, running_server
 from understudy.serve.session import Session
+from understudy_base.testing.refusals import refused, warned
 
 CODE = """
 import json, sys

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.refusals import refused
+from understudy_base.testing.refusals import refused
 
 msgpack = pytest.importorskip("msgpack", reason="needs the extra serve")
 

@@ -19,12 +19,12 @@ import msgpack
 
 import understudy as us
 from support.arm import CAMERAS, Observation
-from support.refusals import refused
 from support.serving import held_passes, outcomes, plain, reply, served
 from understudy.contract.mismatch import ContractError, ContractWarning
 from understudy.serve.client import RemotePolicy
 from understudy.serve.protocol import MessageError, decode, decode_message
 from understudy.serve.server import PolicyServer
+from understudy_base.testing.refusals import refused
 
 
 def standard(seen: Observation, **changes: Any) -> Observation:

@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("websockets", reason="needs the extra serve")
 pytest.importorskip("msgpack", reason="needs the extra serve")
 
-from support.refusals import refused
 from support.runs import trained_run
 from understudy.cli.main import main
 from understudy.cli.replay import ReplayConfig, replay
 from understudy.contract.trace import diagnose
-from understudy.errors import ConfigError
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture(scope="module")

@@ -25,17 +25,17 @@ from websockets.sync.client import ClientConnection, connect
 
 import understudy as us
 from support.arm import Observation, arm_observations
-from support.refusals import refused
 from support.serving import held_passes, outcomes, plain, reply, served
 from understudy.cli.main import main
 from understudy.cli.serve import serve
 from understudy.config.serve import ServeConfig
 from understudy.contract.trace import TraceWriter, diagnose
-from understudy.errors import ConfigError
 from understudy.policies.draws import make_draws
 from understudy.serve.client import RemotePolicy
 from understudy.serve.protocol import DeadlineError, Noise, RemoteError, decode, encode
 from understudy.serve.server import PolicyServer
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 
 def expected(folder: Path, observation: Observation, seed: int, position: int) -> np.ndarray:

@@ -18,16 +18,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.datasets import Spec, edit_column, edit_json, write_dataset
-from support.refusals import refused
 from support.s3 import s3_bucket
 from support.servers import RangeServer, folder
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.write.writer import EpisodeWriter
-from understudy.errors import SourceError
 from understudy.load.loader import Loader
 from understudy.order import Order
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy
+from understudy_base.errors import SourceError
+from understudy_base.testing.refusals import refused
 
 QUICK = RetryPolicy(deadline=60.0, stall=60.0, initial_backoff=0.001, max_backoff=0.01)
 Swap = Callable[[], None]
@@ -314,7 +314,7 @@ def test_forked_workers_keep_to_the_version(tmp_path: Path) -> None:
     program = f"""
 import os
 from understudy.data.dataset import EpisodeDataset
-from understudy.errors import SourceError
+from understudy_base.errors import SourceError
 from understudy.load.loader import Loader
 from understudy.order import Order
 os.chdir({str(tmp_path)!r})

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.refusals import warned
 from support.servers import RangeServer, change_retry_policy
-from understudy.errors import DatasetError
 from understudy.storage import locks
 from understudy.storage.cache_budget import Span, Spans
 from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy, default_cache_folder
 from understudy.storage.remote_source import RemoteSource
+from understudy_base.errors import DatasetError
+from understudy_base.testing.refusals import warned
 
 DATA = np.random.default_rng(1).integers(0, 256, 400_000, np.uint8).tobytes()
 HEAD = 65_536  # bytes fetched when a file is opened

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from support.refusals import refused
 from support.servers import RangeServer
 from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy
+from understudy_base.testing.refusals import refused
 
 DATA = np.random.default_rng(4).integers(0, 256, 200_000, np.uint8).tobytes()
 QUICK = RetryPolicy(deadline=120.0, stall=60.0, initial_backoff=0.001, max_backoff=0.004)

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.datasets import Spec, write_dataset
-from support.refusals import refused
 from support.servers import FAULTS, Asked, RangeServer, folder
 from understudy.data.format.catalog import Catalog
-from understudy.errors import SourceError
 from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy.storage.remote_store import HEAD
+from understudy_base.errors import SourceError
+from understudy_base.testing.refusals import refused
 
 DATA = np.random.default_rng(0).integers(0, 256, 2_000_000, np.uint8).tobytes()
 TABLES = {f"/set/data/{name}.parquet": DATA for name in "abc"}

@@ -19,13 +19,13 @@ import torch
 from support import mapped_child
 from support.caches import own_cache
 from support.datasets import Spec, edit_json, write_dataset
-from support.refusals import warned
-from understudy.atomic import DRAFT_SUFFIX
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format import layouts
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import EpisodeTable
 from understudy.storage import mapped_tables, table_file
+from understudy_base.atomic import DRAFT_SUFFIX
+from understudy_base.testing.refusals import warned
 
 LENGTHS = (6, 9, 4, 7)
 CAMERAS = ("observation.images.top", "observation.images.wrist")

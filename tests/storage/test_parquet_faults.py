@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from understudy.errors import DatasetError, MissingFileError
 from understudy.storage.dataset_root import Files
+from understudy_base.errors import DatasetError, MissingFileError
 
 
 def write(path: Path, **columns: Any) -> Path:

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support.refusals import refused
 from understudy.storage.dataset_root import Files
+from understudy_base.testing.refusals import refused
 
 ROWS = 20_000  # in row groups of 9,000: parts begin and end inside of groups
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.refusals import refused, warned
 from support.servers import Asked, RangeServer
-from understudy.errors import DatasetError, SourceError
 from understudy.storage import disk_cache, http_client, remote_options
 from understudy.storage.dataset_root import Files, with_location
 from understudy.storage.disk_cache import DiskCache
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy, TransientError, call_with_retries
 from understudy.storage.remote_source import RemoteSource
+from understudy_base.errors import DatasetError, SourceError
+from understudy_base.testing.refusals import refused, warned
 
 DATA = np.random.default_rng(3).integers(0, 256, 300_000, np.uint8).tobytes()
 QUICK = RetryPolicy(deadline=120.0, stall=60.0, initial_backoff=0.001, max_backoff=0.004)

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.refusals import refused
 from support.servers import FAULTS, Asked, RangeServer, change_retry_policy
-from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy, TransientError, call_with_retries
 from understudy.storage.remote_store import WebStore, web_store
+from understudy_base.errors import DatasetError, MissingFileError, SourceError
+from understudy_base.testing.refusals import refused
 
 DATA = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8).tobytes()
 QUICK = RetryPolicy(deadline=120.0, stall=60.0, initial_backoff=0.001, max_backoff=0.004)

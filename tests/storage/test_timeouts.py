@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support.refusals import refused
 from support.servers import Asked, RangeServer
-from understudy.errors import SourceError
 from understudy.storage.dataset_root import Files
 from understudy.storage.http_client import DeadlineExceeded, call_with_timeout
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy.storage.remote_source import Fetcher
+from understudy_base.errors import SourceError
+from understudy_base.testing.refusals import refused
 
 DATA = np.random.default_rng(5).integers(0, 256, 200_000, np.uint8).tobytes()
 HURRIED = RetryPolicy(deadline=0.5, stall=0.2, initial_backoff=0.001, max_backoff=0.004, min_rate=1e7)

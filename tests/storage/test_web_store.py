@@ -15,7 +15,6 @@ import torch
 
 from support.datasets import Spec, write_dataset
 from support.hub import REPO, HubServer
-from support.refusals import refused
 from support.runs import same_run, tiny_config, tiny_dataset
 from support.servers import RangeServer, folder
 from support.videos import container_decode, write_video
@@ -23,11 +22,12 @@ from understudy.cli import main
 from understudy.config.schema import dump_yaml
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy, TransientError
 from understudy.storage.remote_store import call_driver
 from understudy.video.reader import open_video
+from understudy_base.errors import DatasetError, MissingFileError, SourceError
+from understudy_base.testing.refusals import refused
 
 TOP, SIDE_CAM = "observation.images.top", "observation.images.side"
 QUICK = RetryPolicy(deadline=120.0, stall=60.0, initial_backoff=0.001, max_backoff=0.01)

@@ -22,10 +22,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from support import policies
 from understudy.config.train import DataConfig, TrainConfig
-from understudy.errors import CheckpointError
 from understudy.train import precision
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.checkpoint import Saver
+from understudy_base.errors import CheckpointError
 
 STORAGES = ("ddp", "fsdp2", "split")
 

@@ -25,9 +25,9 @@ from understudy.config.flags import Setting, list_settings, read_flags
 from understudy.config.help import flag_of, members, negation_of
 from understudy.config.other_trainers import read_hints
 from understudy.config.schema import complete
-from understudy.errors import ConfigError
-from understudy.optional_packages import MissingExtraError
 from understudy.policies.registry import own_type_names, policy_type
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import MissingExtraError
 
 VALUES = ("1", "0.5", "8GB", "1-2", "x", "hf://owner/name", "x=1", "0.1 0.2", "x 1", "1 2")
 """Values of which one fits in place of a placeholder, beside the choices of a setting."""

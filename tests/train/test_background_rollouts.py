@@ -17,14 +17,11 @@ import pytest
 
 from support import player
 from support.ranks import in_ranks, outcomes_in_ranks
-from support.refusals import refused
 from support.resumed import watched
 from support.runs import same_run, series, tiny_config
 from understudy.config.rollout import RolloutEvery
 from understudy.config.schema import plain, validate
 from understudy.config.train import ParallelConfig, TrainConfig
-from understudy.errors import ConfigError
-from understudy.optional_packages import is_installed
 from understudy.policies.flow.model import FlowPolicy
 from understudy.rollout.intervals import wilson_interval
 from understudy.rollout.play import rollout_saved_policy
@@ -36,6 +33,9 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.run_hooks import check_rollout_settings
 from understudy.train.track import metrics_file
 from understudy.train.track.trackers import MetricsLog
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import is_installed
+from understudy_base.testing.refusals import refused
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 

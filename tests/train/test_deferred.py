@@ -17,11 +17,9 @@ from support.pi05 import SMALL
 from support.pi05_policy import NORMALISATION
 from support.pi05_policy import policy as pi05
 from support.ranks import in_ranks
-from support.refusals import refused
 from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed.mesh import join_mesh
-from understudy.errors import ConfigError
 from understudy.policies import policy_folder, weight_files
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.pi05.policy import Pi05Policy
@@ -29,6 +27,8 @@ from understudy.policies.weight_files import FILE, TensorReader, WeightFiles
 from understudy.train.checkpoint.export import read_initial_policy
 from understudy.train.memory_check import check_filled_weights, check_gpu_memory, check_whole_weights
 from understudy.train.state import TrainState, init_train_state
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 WHOLE = policies.policy(seed=5)
 

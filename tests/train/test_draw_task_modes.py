@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.refusals import refused
 from support.runs import series, tiny_config
 from understudy.config.train import TrainConfig
 from understudy.policies.common.settings import DYNAMICS, FLOW, MODES, TRAINS
@@ -20,6 +19,7 @@ from understudy.policies.registry import own_type_names, policy_type
 from understudy.train import run
 from understudy.train.augment_batch import draw_modes
 from understudy.train.startup_summary import describe_modes
+from understudy_base.testing.refusals import refused
 
 
 @given(st.integers(0, 2**63 - 1), st.lists(st.floats(0, 5), min_size=3, max_size=3).filter(any))

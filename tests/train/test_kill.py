@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from support.refusals import refused
 from support.runs import same_run, series, tiny_config
 from understudy.config.schema import dump_yaml
 from understudy.config.train import ScheduleConfig
@@ -21,6 +20,7 @@ from understudy.distributed.torch_release import has_gradient_sum
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy_base.testing.refusals import refused
 
 SOAK = Path(__file__).parents[2] / "benchmarks" / "soak_trainer.py"
 PI05 = ("--policy", "pi05", "--lora", 4, "--lora-base", "bfloat16")
@@ -127,7 +127,7 @@ def test_signal_to_the_process_group_stops_a_compiling_run(data: Path, tmp_path:
 
 
 def test_train_refuses_a_run_in_progress(data: Path, tmp_path: Path) -> None:
-    from understudy.errors import RunInUseError
+    from understudy_base.errors import RunInUseError
 
     run.train(tiny_config(data, tmp_path / "r", steps=1, val={"every": 0}))
     held = RunDir(tmp_path / "r").lock()

@@ -18,11 +18,11 @@ from understudy.config.schema import override
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed.compile import missing_compiler
 from understudy.distributed.torch_release import has_gradient_sum
-from understudy.errors import ConfigError
 from understudy.optim.lora import merge_adapters
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy_base.errors import ConfigError
 
 RANK, ALPHA = 4, 8.0
 ADAPTERS = ("lora_a", "lora_b")

@@ -15,12 +15,10 @@ from torch import Tensor
 from support.policies import NORMALIZATION, batch, policy
 from support.policies import config as flow_config
 from support.ranks import in_ranks
-from support.refusals import refused
 from support.runs import series, tiny_config
 from understudy.config.on_resume import ROUNDING, marker
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
-from understudy.errors import ConfigError
 from understudy.order.rank_positions import rank_slice
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.model import FlowPolicy
@@ -44,6 +42,8 @@ from understudy.train.precision import make_optimizer
 from understudy.train.profiling.plan import plan
 from understudy.train.profiling.profile import RankProfile, combine, profile
 from understudy.train.state import build_on_meta
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 LIMITS = st.one_of(st.none(), st.integers(1, 40))
 

@@ -19,11 +19,9 @@ from support import resumed
 from support.mixtures import NAMES, WEIGHTS, mixed, tiny_sources
 from support.policies import editable
 from support.ranks import in_ranks, outcomes_in_ranks
-from support.refusals import refused
 from support.runs import final_tensors, same_run, series, tiny_config, tiny_dataset
 from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError
 from understudy.order import Order
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
@@ -32,6 +30,8 @@ from understudy.train.checkpoint.export import ExportConfig, export
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import open_data
 from understudy.train.run_record import current_order
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,13 @@ from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.data.stats.norm_heads import check_outliers
 from understudy.data.stats.summary import Statistics
-from understudy.errors import DatasetError
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import compute_normalization
 from understudy.train.loop import TrainingStalled
+from understudy_base.errors import DatasetError
 
 
 def wild(data: Path, out: Path, **changes: object) -> TrainConfig:

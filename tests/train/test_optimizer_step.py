@@ -18,12 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.datasets import Spec, edit_json, write_dataset
 from support.policies import as_draws, micro_batches
-from support.refusals import refused
 from support.runs import tiny_config, tiny_dataset
 from understudy.config.train import AugmentConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.distributed.mesh import Mesh
-from understudy.errors import ConfigError
 from understudy.load.loader import Loader
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lr_schedule import lr_factor
@@ -40,6 +38,8 @@ from understudy.train.data.run_normalization import compute_normalization
 from understudy.train.optimizer_step import Float64GradAccumulator, StepResult, optimizer_step
 from understudy.train.precision import make_optimizer, named_tensors
 from understudy.train.state import init_train_state
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture(scope="module")

@@ -17,19 +17,19 @@ import pytest
 from support import resumed
 from support.killed import world_action_settings, write_tokenizers
 from support.ranks import in_ranks
-from support.refusals import refused
 from support.runs import same_run, series, tiny_config, tiny_dataset, trained_run
 from understudy.cli.main import read_settings
 from understudy.config.dataset import SourceConfig
 from understudy.config.on_resume import Fixed, OnResume, marker
 from understudy.config.schema import differences, override, plain
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
-from understudy.errors import ConfigError
 from understudy.policies.registry import PolicySettings, policy_type
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.resume_check import check_resume, stretch_schedule
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 HERE = {"world": 1, "versions": {"torch": "2.0", "numpy": "1.0"}}
 

@@ -15,11 +15,9 @@ import torch
 
 from support import resumed
 from support.datasets import edit_json
-from support.refusals import refused
 from support.runs import final_tensors, same_run, series, tiny_config, trained_run
 from understudy.config.schema import override
 from understudy.distributed import mesh as parallel
-from understudy.errors import ConfigError
 from understudy.load.loader import Loader
 from understudy.optim.lr_schedule import lr_factor
 from understudy.policies.flow.model import FlowPolicy
@@ -29,6 +27,8 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data import run_data
 from understudy.train.data.run_data import open_data
 from understudy.train.validation.validation_loss import evaluate, read_validation_data
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture(scope="module")

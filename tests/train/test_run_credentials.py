@@ -11,12 +11,12 @@ import pytest
 
 from support.runs import tiny_config, tiny_dataset
 from support.servers import Asked, RangeServer, folder
-from understudy import credentials
 from understudy.cli.main import main
 from understudy.config.dataset import SourceConfig
 from understudy.config.schema import dump_yaml, override
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy_base import credentials
 
 USER, PASSWORD, SIGNATURE = "robot", "p4ssw0rd", "s1gn4ture"
 SECRETS = [PASSWORD, SIGNATURE, base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()]

@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 
 from support.packages import install
-from support.refusals import refused
 from support.runs import SHORT, same_run, tiny_config, tiny_dataset, trained_run
 from understudy.config.schema import override
-from understudy.entry_points import EntryPoint
-from understudy.errors import ConfigError
-from understudy.optional_packages import PIP_LINES, MissingExtraError
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.run_hooks import open_hooks
+from understudy_base.entry_points import EntryPoint
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import PIP_LINES, MissingExtraError
+from understudy_base.testing.refusals import refused
 
 HOOK = """
 import json
 from pathlib import Path
-from understudy.errors import ConfigError
+from understudy_base.errors import ConfigError
 
 class Hook:
     @staticmethod

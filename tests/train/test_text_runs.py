@@ -13,17 +13,17 @@ from support.runs import tiny_config, tiny_dataset
 from understudy.config.dataset import SourceConfig
 from understudy.config.schema import validate
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.inference import load_policy
 from understudy.train import run
 from understudy.train.track.metrics_file import read
+from understudy_base.errors import ConfigError
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
-from support.refusals import refused
 from support.sentences import model, write_model
+from understudy_base.testing.refusals import refused
 
 STEPS, BATCH = 3, 4
 

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from support.outcomes import write_outcomes
-from support.refusals import refused
 from support.runs import tiny_config
 from understudy.config.rollout import Play
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError
 from understudy.policies.inference import load_policy
 from understudy.policies.value.config import ValueSettings
 from understudy.rollout.play import rollout_saved_policy
@@ -23,6 +21,8 @@ from understudy.train.audit import audit_run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import first_batch
 from understudy.train.score import n_step_advantages
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 EPISODES = 40
 SUCCESS = [bool(won) for won in np.random.default_rng(3).permutation(EPISODES) % 2]

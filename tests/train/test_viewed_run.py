@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from support.packages import install
-from support.refusals import refused
 from support.runs import trained_run
 from understudy.cli.main import WRONG_INPUT, main
-from understudy.errors import ConfigError
 from understudy.train.viewed_run import open_run
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture
@@ -76,6 +76,6 @@ def test_a_broken_source_stops_only_what_no_other_shows(
 def test_run_without_a_package_that_shows_it_is_named(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("understudy.entry_points.find_entry_points", lambda group: {})
+    monkeypatch.setattr("understudy_base.entry_points.find_entry_points", lambda group: {})
     assert main(["view", str(run), "--no-browser"]) == WRONG_INPUT
     assert "pip install" in capsys.readouterr().err

@@ -27,13 +27,13 @@ from understudy.distributed.mesh import Mesh
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.param_groups import freeze
 from understudy.policies.flow.model import FlowPolicy
-from understudy.records import Batch
 from understudy.train import run
 from understudy.train.micro_batches import MicroBatch
 from understudy.train.optimizer_step import StepResult, optimizer_step
 from understudy.train.precision import make_optimizer, named_tensors
 from understudy.train.state import TrainState
 from understudy.train.validation import validation_loss
+from understudy_base.records import Batch
 
 STEPS, SHORT, WIDE = 20, 10, 3
 

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.videos import COUNT, KINDS, rgb, write_video
-from understudy.errors import DatasetError
 from understudy.storage.byte_source import LocalSource
 from understudy.video import codec_pool
 from understudy.video import decoder as decoder_module
@@ -24,6 +23,7 @@ from understudy.video.index import VideoIndex
 from understudy.video.mp4 import read_mp4
 from understudy.video.native import loops
 from understudy.video.packets import Mp4Packets, open_packets
+from understudy_base.errors import DatasetError
 
 
 def decoder_of(path: Path) -> FrameDecoder:

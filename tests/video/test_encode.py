@@ -11,11 +11,11 @@ from av.video.reformatter import VideoReformatter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.refusals import refused
 from support.videos import container_decode, encode_video, moving_pictures
 from understudy.video.encode import VideoEncoder, concat_videos
 from understudy.video.native.ffmpeg import PYAV_MAJOR
 from understudy.video.reader import open_video
+from understudy_base.testing.refusals import refused
 
 ENCODERS = {"libsvtav1": "av1", "libx264": "h264", "libx265": "hevc"}
 

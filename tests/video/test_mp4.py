@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.videos import COUNT, KINDS, write_video
-from understudy.errors import DatasetError
 from understudy.video.mp4 import UnknownLayout, read_mp4
+from understudy_base.errors import DatasetError
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from support.videos import moving_pictures, rgb
-from understudy.errors import DatasetError
 from understudy.video import codec_pool
 from understudy.video.codec_pool import CodecKey
 from understudy.video.decoder import FrameDecoder
 from understudy.video.native import loops
 from understudy.video.packets import open_packets
 from understudy.video.parameter_sets import InBand
+from understudy_base.errors import DatasetError
 
 COUNT, GOP = 16, 4
 ENCODERS = {

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.refusals import refused
 from support.videos import COUNT, KINDS, container_decode, rgb, write_video
-from understudy.errors import DatasetError, SourceError
 from understudy.video.index import VideoIndex
 from understudy.video.mp4 import read_mp4
 from understudy.video.packets import ContainerPackets, open_packets
 from understudy.video.reader import PyavReader, open_video
+from understudy_base.errors import DatasetError, SourceError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,9 +15,9 @@ from pathlib import Path
 import av
 import pytest
 
-from support.refusals import refused
 from support.videos import KINDS, QUARTER_TURNS, insert_in_entry, set_matrix, write_video
 from understudy.video.reader import open_video
+from understudy_base.testing.refusals import refused
 
 _COMPARE = """
 import pickle, sys

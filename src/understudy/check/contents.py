@@ -13,7 +13,7 @@ from understudy.check.row_facts import RowFacts
 from understudy.check.rules.episodes import MEASURES
 from understudy.data.format.catalog import Catalog
 from understudy.data.selection.motion import IDLE
-from understudy.plural import plural
+from understudy_base.plural import plural
 
 MOST_VALUES = 8
 """Distinct values of metadata to list; of more numbers the range is, of more texts the most frequent ones."""

@@ -39,10 +39,10 @@ from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.format.standard_keys import rename_keys
 from understudy.data.selection.motion import named_motion
 from understudy.data.selection.select import difference, open_episodes
-from understudy.errors import DatasetError, SourceError
 from understudy.parts import Workers
-from understudy.progress import Progress
 from understudy.storage.remote_options import RemoteOptions
+from understudy_base.errors import DatasetError, SourceError
+from understudy_base.progress import Progress
 
 ROLES = {ACTION: ("actions",), STATE: ("state", "observation.states", "observation.qpos", "qpos")}
 """Standard key -> other usual keys of openpi, LIBERO and ALOHA."""

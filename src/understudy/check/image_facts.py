@@ -17,12 +17,12 @@ from understudy.data.format.episode_table import spread_evenly
 from understudy.data.read.image_column import ImageColumns
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames
-from understudy.errors import DatasetError, SourceError
 from understudy.parts import Lost, Part, Workers, cut_parts
 from understudy.plain_values import storable
 from understudy.video.packets import main_stream
 from understudy.video.reader import open_video
 from understudy.video.shown import Shown
+from understudy_base.errors import DatasetError, SourceError
 
 SAMPLED_EPISODES = 24
 """Most episodes per camera of which images are decoded for a sample."""

@@ -23,9 +23,9 @@ from understudy.data.format.pairing import MIXED, doubtful_places
 from understudy.data.read.columns import fill_absent, is_numeric, to_numpy
 from understudy.data.selection import motion
 from understudy.data.selection.motion import Speeds, moves, named_motion, rate_dims
-from understudy.errors import DatasetError, SourceError
 from understudy.parts import Lost, Part, Workers, cut_parts
 from understudy.plain_values import storable
+from understudy_base.errors import DatasetError, SourceError
 
 ACTION, STATE = "action", "observation.state"
 WIDEST = 1024

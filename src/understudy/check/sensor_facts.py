@@ -9,7 +9,7 @@ import numpy as np
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.sensors import Sensor
 from understudy.data.read.sensors import sensor_files, sensor_groups
-from understudy.errors import DatasetError, SourceError
+from understudy_base.errors import DatasetError, SourceError
 
 
 @dataclass

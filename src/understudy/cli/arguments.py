@@ -15,8 +15,8 @@ from understudy.config.files import SUFFIXES, read_file
 from understudy.config.flags import chosen_type, list_settings, name_by_hand, read_flags, type_flag
 from understudy.config.hooks import union_of
 from understudy.config.schema import complete, plain
-from understudy.errors import ConfigError, with_addresses
-from understudy.optional_packages import MissingExtraError
+from understudy_base.errors import ConfigError, with_addresses
+from understudy_base.optional_packages import MissingExtraError
 
 
 def settings(name: str, cls: type, command: Command, arguments: Sequence[str]) -> Any:

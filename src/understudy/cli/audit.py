@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from understudy.atomic import create_folder, refuse_existing
 from understudy.config.declare import Ge, Positional
+from understudy_base.atomic import create_folder, refuse_existing
 
 if TYPE_CHECKING:
     from understudy.train.audit import FrameCounts

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from understudy.bytesize import parse_bytes
 from understudy.config.declare import Gt, Interval, Positional
 from understudy.config.limits import LOADER_THREADS, too_many
-from understudy.cores import MOST_LOADER_THREADS, available_cores, processes_here
-from understudy.errors import ConfigError, DatasetError, page
 from understudy.process_rank import find_rank
-from understudy.progress import Progress
+from understudy_base.bytesize import parse_bytes
+from understudy_base.cores import MOST_LOADER_THREADS, available_cores, processes_here
+from understudy_base.errors import ConfigError, DatasetError, page
+from understudy_base.progress import Progress
 
 if TYPE_CHECKING:
     from understudy.data.dataset import EpisodeDataset

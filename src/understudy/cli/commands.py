@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar, get_type_hints
 
-from understudy.entry_points import EntryPoint, EntryPointError, find_entry_points
-from understudy.optional_packages import missing_distribution
+from understudy_base.entry_points import EntryPoint, EntryPointError, find_entry_points
+from understudy_base.optional_packages import missing_distribution
 
 GROUP = "understudy.commands"
 """Group of the entry points."""
@@ -41,7 +41,7 @@ class Command:
     """Distribution that it comes with, a key of
     `optional_packages.PIP_LINES`; "" for one of another package."""
     loads_images: bool = False
-    """Whether it loads images in a separate process. Freed memory is then kept (`load/malloc.py`)."""
+    """Whether it loads images in a separate process. Freed memory is then kept (`malloc.py`)."""
     own_signals: bool = False
     """Whether it ends at SIGTERM in a way of its own. All others end as at Ctrl-C, and remove what is
     unfinished."""

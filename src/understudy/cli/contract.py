@@ -7,9 +7,9 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from understudy.atomic import refuse_existing
 from understudy.config.declare import Ge, Positional
-from understudy.errors import ConfigError
+from understudy_base.atomic import refuse_existing
+from understudy_base.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.contract.facts import Contract

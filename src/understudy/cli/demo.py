@@ -21,7 +21,7 @@ from understudy.config.declare import Ge, Interval
 from understudy.config.schema import dump_yaml, override
 from understudy.config.train import CheckpointConfig, LogConfig, TrainConfig, ValConfig
 from understudy.distributed.launch import module_command
-from understudy.errors import ConfigError
+from understudy_base.errors import ConfigError
 
 MARK = ".understudy-demo"
 

@@ -1,7 +1,7 @@
 """Texts of the help: examples of each command, flags of all, and the most used settings."""
 
-from understudy.entry_points import find_entry_points
-from understudy.errors import page
+from understudy_base.entry_points import find_entry_points
+from understudy_base.errors import page
 
 GENERAL = [
     ("-h, --help", "Show this help."),

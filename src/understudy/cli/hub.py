@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from understudy import checksums
-from understudy.atomic import DRAFT_SUFFIX
 from understudy.config.declare import Ge, Positional
-from understudy.errors import ConfigError
 from understudy.hub.ids import HubId, model_id, near_path, parse_address
-from understudy.plural import plural
+from understudy_base.atomic import DRAFT_SUFFIX
+from understudy_base.errors import ConfigError
+from understudy_base.plural import plural
 
 Kind = Literal["policy", "run", "dataset"]
 _MARKS: dict[Kind, tuple[str, ...]] = {
@@ -166,7 +166,7 @@ def _check_dataset(folder: Path) -> str:
     """
     from understudy.data.check_files import broken_episodes, unfinished_recording
     from understudy.data.format.catalog import Catalog
-    from understudy.errors import DatasetError
+    from understudy_base.errors import DatasetError
 
     try:
         catalog = Catalog.open(folder)

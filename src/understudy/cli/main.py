@@ -34,8 +34,8 @@ from understudy.cli.commands import (
     find_commands,
 )
 from understudy.cli.console import start_again_as_utf8, write_any_text
-from understudy.entry_points import EntryPointError, find_entry_points
-from understudy.errors import ConfigError, UnderstudyError, summarize
+from understudy_base.entry_points import EntryPointError, find_entry_points
+from understudy_base.errors import ConfigError, UnderstudyError, summarize
 
 OPTIONS, VARIABLES, VERSIONS = "understudy.options", "understudy.variables", "understudy.versions"
 FAILED, WRONG_INPUT = 1, 2
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    from understudy.credentials import strip_credentials
+    from understudy_base.credentials import strip_credentials
 
     if argv is None:
         start_again_as_utf8()
@@ -104,7 +104,7 @@ def _main_with_options(arguments: list[str], is_called: bool) -> int:
         print(overview())
         return 0 if arguments else WRONG_INPUT
     if arguments[0] == "--version":
-        from understudy._version import __version__
+        from understudy_base._version import __version__
 
         print(f"understudy {__version__}")
         if arguments[1:] in (["-v"], ["--verbose"]):
@@ -136,7 +136,7 @@ def _main_with_options(arguments: list[str], is_called: bool) -> int:
 
 def _print_versions(debug: bool) -> int:
     """Print the lines of each entry point of `--version -v`, of a broken one its error."""
-    from understudy.credentials import redact
+    from understudy_base.credentials import redact
 
     code = 0
     for name, point in find_entry_points(VERSIONS).items():
@@ -156,7 +156,7 @@ def _one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Format a warning without its place in our code, which only --debug shows."""
-    from understudy.credentials import redact
+    from understudy_base.credentials import redact
 
     return redact(f"{'note' if category is UserWarning else category.__name__}: {message}\n")
 
@@ -206,9 +206,9 @@ def _unknown(word: str) -> str:
 
 def _run(found: Found, arguments: list[str], debug: bool) -> int:
     """Parse and run a command. Errors that the user can correct become one line; ours keep their traceback."""
-    from understudy.credentials import redact
-    from understudy.errors import DatasetError, is_wrong_input
-    from understudy.optional_packages import describe_missing, describe_old_numpy, require
+    from understudy_base.credentials import redact
+    from understudy_base.errors import DatasetError, is_wrong_input
+    from understudy_base.optional_packages import describe_missing, describe_old_numpy, require
 
     name = found.name
     try:
@@ -220,7 +220,7 @@ def _run(found: Found, arguments: list[str], debug: bool) -> int:
             require(command.extra)
         from understudy.config.schema import dump_yaml
         from understudy.distributed.signals import interrupted_by_signals
-        from understudy.progress import show_log
+        from understudy_base.progress import show_log
 
         show_log()
         for variable, point in find_entry_points(VARIABLES).items():
@@ -239,7 +239,7 @@ def _run(found: Found, arguments: list[str], debug: bool) -> int:
             words = [*module_command("understudy"), *name.split(), *arguments, *(["--debug"] if debug else [])]
             return launch(words, count, f"understudy {name}")
         if command.loads_images:
-            from understudy.load.malloc import keep_freed_memory
+            from understudy_base.malloc import keep_freed_memory
 
             keep_freed_memory()
         with nullcontext() if command.own_signals else interrupted_by_signals():
@@ -286,7 +286,7 @@ def _rank() -> str:
 
 def _describe_out_of_memory(error: Exception, found: Found) -> str | None:
     """Return the message for an error of torch's allocators, with settings that need less; None for other errors."""
-    from understudy.errors import is_out_of_memory
+    from understudy_base.errors import is_out_of_memory
 
     if not is_out_of_memory(error):
         return None

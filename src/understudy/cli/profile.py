@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from understudy.atomic import refuse_existing, write_text
 from understudy.config.declare import Interval
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError
+from understudy_base.atomic import refuse_existing, write_text
+from understudy_base.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.train.profiling.profile import Profile

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from understudy.batch_keys import ACTION, PROMPT_METADATA, STATE, TASK
 from understudy.config.declare import Ge, Positional
 from understudy.config.serve import ServeConfig
-from understudy.errors import ConfigError
-from understudy.records import Batch
+from understudy_base.batch_keys import ACTION, PROMPT_METADATA, STATE, TASK
+from understudy_base.errors import ConfigError
+from understudy_base.records import Batch
 
 if TYPE_CHECKING:
     import numpy as np

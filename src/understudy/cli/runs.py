@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from understudy.atomic import refuse_existing
 from understudy.cli.commands import Command, describe
 from understudy.config.declare import Ge, Positional
 from understudy.config.hints import TRAINER_NAMES
 from understudy.config.hooks import OtherNames
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError, summarize
 from understudy.train.checkpoint.export import ExportConfig
 from understudy.train.checkpoint.export import export as export_folder
+from understudy_base.atomic import refuse_existing
+from understudy_base.errors import ConfigError, summarize
 
 
 def train(config: TrainConfig) -> int:
@@ -64,7 +64,7 @@ def run_and_report(command: str, config: TrainConfig) -> int:
 
 def _try_report(run: str) -> None:
     """Write the report of a run and print its path; warn where that fails, since the training itself has ended."""
-    from understudy.credentials import redact
+    from understudy_base.credentials import redact
 
     try:
         from understudy.report.run.page import write_report
@@ -112,10 +112,10 @@ class ValidateConfig:
 
 def validate(config: ValidateConfig) -> None:
     """Evaluate the checkpoint on the validation frames; rank 0 prints the tables."""
-    from understudy.records import finite
     from understudy.report.run.tables import format_validation
     from understudy.train.checkpoint.run_dir import RunDir
     from understudy.train.run import evaluate_checkpoint
+    from understudy_base.records import finite
 
     root = Path(config.run)
     metrics = evaluate_checkpoint(root, config.checkpoint, per_dim=config.per_dim, data_root=config.data.root)

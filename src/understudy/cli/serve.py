@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from understudy.config.serve import ServeConfig
 from understudy.distributed.signals import ended_by_signals
-from understudy.errors import ConfigError
+from understudy_base.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.serve.server import PolicyServer

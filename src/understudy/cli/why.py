@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from understudy.config.declare import Positional
-from understudy.errors import ConfigError
+from understudy_base.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from understudy.errors import ConfigError
-from understudy.optional_packages import optional_imports
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import optional_imports
 
 SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 """Suffixes of settings files."""

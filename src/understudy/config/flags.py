@@ -18,9 +18,9 @@ from understudy.config.declare import POSITIONAL, ByHand
 from understudy.config.help import flag_of, item_class, members, negation_of, takes_many
 from understudy.config.hooks import FromWords, expanded, is_union, other_names, union_of
 from understudy.config.schema import validate, validate_new
-from understudy.errors import ConfigError
-from understudy.optional_packages import MissingExtraError
-from understudy.records import Record
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import MissingExtraError
+from understudy_base.records import Record
 
 _TWICE = "is given twice; give all its values after one flag"
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from understudy.config.declare import POSITIONAL
 from understudy.config.hooks import is_union
-from understudy.errors import with_addresses
+from understudy_base.errors import with_addresses
 
 COLUMN = 30
 """Column at which the meanings begin; a longer flag has a separate line."""

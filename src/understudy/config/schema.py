@@ -16,10 +16,10 @@ from understudy.config.files import read_file
 from understudy.config.help import OTHER_TYPE, expected, flag_of, item_class, members, nearest_choice
 from understudy.config.hooks import OtherNames, expanded, other_names
 from understudy.config.values import Misfit, find_misfits, selected, type_hints, with_ids
-from understudy.credentials import remember_credentials
-from understudy.errors import ConfigError
-from understudy.optional_packages import optional_imports
-from understudy.records import Record
+from understudy_base.credentials import remember_credentials
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import optional_imports
+from understudy_base.records import Record
 
 T = TypeVar("T")
 

@@ -21,10 +21,10 @@ from urllib.parse import unquote, urlsplit
 from understudy.config.dataset import DatasetConfig, SourceConfig
 from understudy.config.files import check_size, parse_json
 from understudy.config.help import members, takes_many
-from understudy.credentials import strip_credentials
-from understudy.dataset_address import is_list, is_several, split_view
-from understudy.errors import ConfigError
-from understudy.records import Record
+from understudy_base.credentials import strip_credentials
+from understudy_base.dataset_address import is_list, is_several, split_view
+from understudy_base.errors import ConfigError
+from understudy_base.records import Record
 
 _PATH, _ROOT = "path", "root"
 _MOST_NAMED = 5

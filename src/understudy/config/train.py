@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from understudy.bytesize import parse_bytes
 from understudy.config.data import REST, DataConfig
 from understudy.config.dataset import DatasetConfig
 from understudy.config.declare import (
@@ -31,7 +30,8 @@ from understudy.config.lora import LoraConfig
 from understudy.config.on_resume import COMPUTED, DATA, FROM_HERE, NO_EFFECT, ROUNDING, SAMPLES, Fixed, OnResume
 from understudy.config.rollout import RolloutEvery
 from understudy.policies.registry import PolicySettings, policy_type
-from understudy.records import Record
+from understudy_base.bytesize import parse_bytes
+from understudy_base.records import Record
 
 Mode = Literal["policy", "forward_dynamics", "inverse_dynamics"]
 

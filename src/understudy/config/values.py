@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from understudy.config.declare import IDS
 from understudy.config.help import members
-from understudy.episode_ids import parse_ids, repeated
+from understudy_base.episode_ids import parse_ids, repeated
 
 WHOLE = re.compile(r"[+-]?[0-9][0-9_]*(\.0*)?")
 NUMBER = re.compile(r"[+-]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(e[+-]?[0-9]+)?|[+-]?\.?(inf|infinity|nan)", re.I)

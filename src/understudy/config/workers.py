@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from understudy.config.declare import Processes
-from understudy.cores import available_cores
+from understudy_base.cores import available_cores
 
 LITTLE = 10_000
 """Frames of a process; the start of one takes the time of about a thousand."""

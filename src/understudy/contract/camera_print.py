@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.records import Record
+from understudy_base.records import Record
 
 SIDE = 16
 _LEAST_DEVIATION = 6.0  # gray levels: noise, compression and small changes of light

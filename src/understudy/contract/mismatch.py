@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from understudy.errors import UnderstudyError
+from understudy_base.errors import UnderstudyError
 
 REMEDIES: Mapping[str, str] = {
     "missing key": "rename keys",

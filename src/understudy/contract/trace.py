@@ -17,7 +17,7 @@ from understudy.contract.facts import Contract, RobotFacts, VectorFacts
 from understudy.contract.mismatch import Mismatch
 from understudy.contract.numbers import log_likelihood
 from understudy.contract.observed import ObservationCheck
-from understudy.records import Record
+from understudy_base.records import Record
 
 PHASES = ("approach", "closing", "closed", "opening", "after")
 _NEAR_S = 0.5  # seconds around a transition of the gripper that belong to it

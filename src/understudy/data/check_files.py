@@ -11,8 +11,8 @@ from understudy.data.format.episode_table import MissingFiles, describe_ids, spr
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames
 from understudy.data.write.dataset_files import is_recorded_here
-from understudy.errors import DatasetError, SourceError
-from understudy.plural import plural
+from understudy_base.errors import DatasetError, SourceError
+from understudy_base.plural import plural
 
 
 def broken_episodes(

@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeVar, Unpack
 import numpy as np
 import torch
 
-from understudy.batch_keys import LOSS_WEIGHT
 from understudy.data.check_files import doubt_of_reader
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import EpisodeTable
@@ -30,10 +29,11 @@ from understudy.data.read.video_frames import VideoFrames
 from understudy.data.selection.frame_weights import FrameWeights, weigh_frames
 from understudy.data.selection.select import SegmentTable, Selection, SelectionOptions, as_integers
 from understudy.data.time_windows import TOLERANCE_S, frame_offsets, reach, window
-from understudy.errors import DatasetError, SourceError
 from understudy.storage.dataset_root import with_location
 from understudy.storage.mapped_tables import share
 from understudy.video.depth import RGB, Pixels
+from understudy_base.batch_keys import LOSS_WEIGHT
+from understudy_base.errors import DatasetError, SourceError
 
 T = TypeVar("T")
 _MOST_LISTED = 10_000  # files of a dataset whose folders are listed when it is opened by its address

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import distributed as dist
 
-from understudy.errors import UnderstudyError
+from understudy_base.errors import UnderstudyError
 
 INTERVAL = 1.0
 """Seconds between two heartbeats."""

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from understudy.config.limits import PROCESSES, too_many
-from understudy.errors import ConfigError
+from understudy_base.errors import ConfigError
 
 STOPPED = 75
 FAILED = 1

@@ -28,7 +28,7 @@ from understudy.devices import describe_unused_cards, missing_cuda, missing_kern
 from understudy.distributed.keepalive import RankStalled, send_heartbeats, wait_for_rank_0
 from understudy.distributed.signals import ended_in_calls
 from understudy.distributed.torch_release import leave_groups_alive, missing_feature
-from understudy.errors import ConfigError, RankError, is_wrong_input
+from understudy_base.errors import ConfigError, RankError, is_wrong_input
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig

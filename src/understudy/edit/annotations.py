@@ -17,7 +17,7 @@ from understudy.data.read.rows import Rows
 from understudy.data.read.texts import Responses
 from understudy.data.selection.keep_ranges import read_object
 from understudy.edit.plan import Piece, TextColumn, Unit, match_all, to_frame
-from understudy.errors import DatasetError
+from understudy_base.errors import DatasetError
 
 _EPISODE = ("episode_index", "episode")
 _STARTS, _STOPS = ("start", "timestamp", "time", "start_time"), ("stop", "end", "end_time")

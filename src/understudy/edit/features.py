@@ -15,7 +15,7 @@ import numpy as np
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS, NUMBERS, Feature
 from understudy.data.format.standard_keys import rename_keys, suggest_key
-from understudy.errors import DatasetError
+from understudy_base.errors import DatasetError
 
 
 def edit_features(

@@ -21,11 +21,11 @@ from understudy.data.format.features import Feature
 from understudy.data.selection.keep_ranges import match_keys, read_object
 from understudy.data.selection.motion import FindRanges, IdleRule
 from understudy.data.selection.select import Selection
-from understudy.episode_ids import MOST, parse_ids
-from understudy.errors import DatasetError, SourceError
 from understudy.parts import Lost, Part, Workers
-from understudy.records import Record
 from understudy.storage.bucket import Bucket
+from understudy_base.episode_ids import MOST, parse_ids
+from understudy_base.errors import DatasetError, SourceError
+from understudy_base.records import Record
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from understudy.data.write.dataset_files import (
 )
 from understudy.edit.features import bytes_per_frame, cast_values, with_declared_dtypes
 from understudy.edit.plan import Piece, Plan
-from understudy.errors import DatasetError
 from understudy.plain_values import storable
+from understudy_base.errors import DatasetError
 
 
 def shift_records(column: Sequence[Any], start: int, length: int, fps: float) -> list[Any]:

@@ -27,7 +27,6 @@ from understudy.data.stats.running import ImageStatistics
 from understudy.data.write.dataset_files import VIDEO_PATH, file_path
 from understudy.edit.plan import Bad, Encoding, Piece, Plan, PlanWork, keep_sound, run_plan, write_files
 from understudy.edit.rows import measured_before, step_of
-from understudy.errors import DatasetError
 from understudy.parts import Part, Workers, cut_parts
 from understudy.plain_values import storable
 from understudy.storage.byte_source import ByteSource, LocalSource
@@ -44,6 +43,7 @@ from understudy.video.encode import (
 from understudy.video.index import VideoIndex
 from understudy.video.packets import open_packets
 from understudy.video.reader import VideoReader, open_video
+from understudy_base.errors import DatasetError
 
 _WINDOW, _STRIDE = 8, 2
 _C1, _C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2

@@ -24,9 +24,6 @@ import av
 import numpy as np
 import pyarrow as pa
 
-from understudy._version import __version__
-from understudy.atomic import DRAFT_SUFFIX, BeingWritten, create_folder, is_taken, write_text
-from understudy.credentials import strip_credentials
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.format.episode_table import describe_ids
 from understudy.data.format.features import DEFAULTS, Feature
@@ -54,11 +51,14 @@ from understudy.edit.carried import OF_VIDEO, carried_entries, carried_info, lef
 from understudy.edit.plan import Bad, Encoding, Plan, PlanWork, keep_sound, run_plan, write_files
 from understudy.edit.rows import EpisodeRows, RowWriter, SourceRows, group_pieces, row_starts, undeclared_columns
 from understudy.edit.videos import PARTS, CameraStreams, CameraVideos, find_streams, write_videos
-from understudy.errors import DatasetError
 from understudy.parts import Part, Workers, cut_parts
 from understudy.plain_values import is_result, read_result, write_result
 from understudy.storage.bucket import Bucket
 from understudy.storage.dataset_version import DatasetVersion
+from understudy_base._version import __version__
+from understudy_base.atomic import DRAFT_SUFFIX, BeingWritten, create_folder, is_taken, write_text
+from understudy_base.credentials import strip_credentials
+from understudy_base.errors import DatasetError
 
 Statistics = dict[str, RunningStatistics | ImageStatistics]
 

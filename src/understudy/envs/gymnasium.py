@@ -17,8 +17,8 @@ import numpy as np
 
 from understudy.envs.env import IMAGE, ActionError, Outcome, package_versions, uniforms, vector_feature
 from understudy.envs.gymnasium_options import GymnasiumOptions
-from understudy.optional_packages import optional_imports
-from understudy.records import Record
+from understudy_base.optional_packages import optional_imports
+from understudy_base.records import Record
 
 with optional_imports():
     import gymnasium

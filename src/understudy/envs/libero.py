@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from understudy.envs.env import Outcome, image_feature, package_versions, vector_feature
-from understudy.optional_packages import optional_imports
+from understudy_base.optional_packages import optional_imports
 
 MAX_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
 """Suite -> most steps of an episode, as in openpi's `examples/libero/main.py`."""

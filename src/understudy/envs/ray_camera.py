@@ -12,7 +12,7 @@ import copy
 
 import numpy as np
 
-from understudy.optional_packages import optional_imports
+from understudy_base.optional_packages import optional_imports
 
 with optional_imports():
     import mujoco

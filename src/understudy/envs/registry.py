@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 
-from understudy.entry_points import find_entry_points
 from understudy.envs.env import Env
 from understudy.envs.gymnasium_options import GymnasiumOptions
-from understudy.optional_packages import MissingExtraError
+from understudy_base.entry_points import find_entry_points
+from understudy_base.optional_packages import MissingExtraError
 
 ENVS = {
     "tabletop": ("tabletop:TabletopEnv", "demo"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from understudy.envs.env import Outcome, image_feature, package_versions, select_by_name, uniforms, vector_feature
 from understudy.envs.ray_camera import RayCamera
-from understudy.optional_packages import optional_imports
+from understudy_base.optional_packages import optional_imports
 
 with optional_imports():
     import mujoco

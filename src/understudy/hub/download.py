@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from understudy.atomic import sync, write_text
 from understudy.checksums import FILE, ChecksumError, check_checksums
-from understudy.errors import ConfigError, hub_remedy, summarize
 from understudy.hub.ids import HubId
-from understudy.optional_packages import require
+from understudy_base.atomic import sync, write_text
+from understudy_base.errors import ConfigError, hub_remedy, summarize
+from understudy_base.optional_packages import require
 
 ORIGIN = ".understudy-hub.json"
 """File of a pulled folder: the id and the commit that it was fetched from."""

@@ -18,7 +18,7 @@ from understudy.imports.inside import require_inside
 from understudy.imports.limits import MAX_MESSAGES
 from understudy.imports.mcap import McapFile
 from understudy.imports.recording import RecordingError
-from understudy.optional_packages import optional_imports
+from understudy_base.optional_packages import optional_imports
 
 _BACKWARDS = """SELECT name, before, time FROM (SELECT topic_id, timestamp AS time,
 LAG(timestamp) OVER (PARTITION BY topic_id ORDER BY id) AS before FROM messages) JOIN topics ON topics.id = topic_id

@@ -17,7 +17,7 @@ from understudy.imports.arrays import Opened, Rows
 from understudy.imports.limits import MAX_CHUNK
 from understudy.imports.recording import Recording, RecordingError, reading
 from understudy.imports.settings import ImportMapping
-from understudy.optional_packages import optional_imports
+from understudy_base.optional_packages import optional_imports
 
 HDF5 = (".hdf5", ".h5")
 _DEFLATE = 1  # number of the filter

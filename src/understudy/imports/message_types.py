@@ -6,12 +6,12 @@ A definition that cannot be parsed is a fault of the topics that need it, and of
 import re
 from typing import Any
 
-from understudy.errors import summarize
 from understudy.imports.bag_file import Topic
 from understudy.imports.bounds import require_size
 from understudy.imports.limits import MAX_METADATA, MAX_VALUES
 from understudy.imports.recording import RecordingError
-from understudy.optional_packages import optional_imports
+from understudy_base.errors import summarize
+from understudy_base.optional_packages import optional_imports
 
 _SEPARATOR = "=" * 80
 

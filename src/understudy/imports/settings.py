@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from understudy.atomic import is_taken
 from understudy.config.declare import Ge, Gt, Interval, Positional
 from understudy.config.files import read_file
 from understudy.config.schema import complete, validate
+from understudy_base.atomic import is_taken
 
 TASK = "task"
 """Name of the part with the task text."""

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from understudy.errors import summarize
 from understudy.imports.limits import MAX_PIXELS
 from understudy.imports.recording import RecordingError
 from understudy.imports.settings import Part
 from understudy.video.orientation import upright
+from understudy_base.errors import summarize
 
 MAX_TEXT = 2000
 """Characters of a task text."""

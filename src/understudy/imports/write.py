@@ -18,9 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy._version import __version__
-from understudy.atomic import create_folder
-from understudy.credentials import strip_credentials
 from understudy.data.format.sensors import SENSORS
 from understudy.data.write.dataset_files import replace_json
 from understudy.data.write.writer import EpisodeWriter
@@ -30,6 +27,9 @@ from understudy.imports.recording import NANO, Recording, RecordingError, Times
 from understudy.imports.settings import TASK, ImportConfig, ImportMapping, Marker
 from understudy.imports.timeline import EVER, Episode, Timeline, make_timeline
 from understudy.imports.values import follow
+from understudy_base._version import __version__
+from understudy_base.atomic import create_folder
+from understudy_base.credentials import strip_credentials
 
 PATH = "meta/import.json"
 _RULE = (

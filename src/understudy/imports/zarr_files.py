@@ -17,7 +17,7 @@ from understudy.imports.inside import require_inside
 from understudy.imports.limits import MAX_CHUNK, MAX_METADATA
 from understudy.imports.recording import Recording, RecordingError, reading
 from understudy.imports.settings import ImportMapping
-from understudy.optional_packages import optional_imports
+from understudy_base.optional_packages import optional_imports
 
 _METADATA = (".zarray", ".zgroup", ".zattrs", ".zmetadata", "zarr.json")
 _LEAST = 1 << 26  # bytes that a chunk may always have: of texts no array declares a size

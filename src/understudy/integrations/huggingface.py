@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from understudy.data.dataset import EpisodeDataset
-from understudy.errors import ConfigError
 from understudy.load.loader import Loader
+from understudy_base.errors import ConfigError
 
 
 class LoaderMixin:

@@ -20,6 +20,5 @@ choose_order          a new order, chosen by its cost and its mixing in a memory
 remote_prefetch       requests for the bytes of coming batches from remote storage
 bad_frames            substitution of samples that cannot be read
 device_copy           copies of batches to a device, while it computes
-malloc                reuse of freed images' memory
 validation_data       reading of validation frames
 """

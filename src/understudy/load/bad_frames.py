@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from understudy.atomic import write_text
-from understudy.errors import ConfigError, DatasetError
 from understudy.order import Order
+from understudy_base.atomic import write_text
+from understudy_base.errors import ConfigError, DatasetError
 
 _ALWAYS_ALLOWED = 16  # bad frames
 _TRIES = 4096

@@ -11,7 +11,6 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from understudy.errors import DatasetError, SourceError
 from understudy.load.batch_request import Batch, BatchRequest
 from understudy.load.images.clip_reader import (
     ClipReader,
@@ -29,6 +28,7 @@ from understudy.load.mixed_batches import RowBatches
 from understudy.order.sample_random import SampleRng
 from understudy.storage.cancel import Cancelled
 from understudy.video.depth import AnyConverter
+from understudy_base.errors import DatasetError, SourceError
 
 SPAN = 64
 """Consecutive positions that one thread makes of a source read in storage order."""

@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeAlias, TypedDict
 
 from torch import Tensor
 
-from understudy.bytesize import parse_bytes
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.read.returns import ReturnTarget
@@ -25,6 +24,7 @@ from understudy.order.frame_numbering import LARGEST
 from understudy.order.make_spec import as_list
 from understudy.order.sample_random import SampleRng
 from understudy.storage.remote_options import RemoteOptions
+from understudy_base.bytesize import parse_bytes
 
 Batch: TypeAlias = dict[str, Any]
 Augment: TypeAlias = Callable[[dict[str, Tensor], SampleRng], None]

@@ -16,9 +16,6 @@ from typing import Any, Literal, NoReturn, Unpack
 
 import torch
 
-from understudy.atomic import sync
-from understudy.booleans import is_boolean
-from understudy.cores import MOST_LOADER_THREADS, fair_threads, processes_here
 from understudy.load.bad_frames import Substitutes, Substitution
 from understudy.load.batch_request import Batch, BatchRequest, Datasets, ReadOptions, make_request
 from understudy.load.choose_order import advise_on
@@ -32,6 +29,9 @@ from understudy.load.mixed_batches import image_shapes
 from understudy.load.order_state import adopt_order, order_state, position_in
 from understudy.order import Order
 from understudy.process_rank import find_rank
+from understudy_base.atomic import sync
+from understudy_base.booleans import is_boolean
+from understudy_base.cores import MOST_LOADER_THREADS, fair_threads, processes_here
 
 __all__ = ["Batch", "Loader"]
 

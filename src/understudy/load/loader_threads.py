@@ -12,7 +12,6 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from understudy.errors import DatasetError, SourceError
 from understudy.load.bad_frames import Substitutes
 from understudy.load.batch_builder import SPAN, BatchBuilder, BatchInProgress
 from understudy.load.batch_request import Batch, BatchRequest
@@ -23,6 +22,7 @@ from understudy.load.memory_plan import MemoryPlan
 from understudy.load.mixed_batches import Mixture, RowBatches, image_shapes, read_rows, row_bytes
 from understudy.load.remote_prefetch import Prefetcher
 from understudy.storage.cancel import Cancelled, cancel_when
+from understudy_base.errors import DatasetError, SourceError
 
 _BLOCK = 512  # positions at once: their samples are located, their rows read
 _ROWS = 4 << 20  # bytes of rows that are read at once

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import LOSS_WEIGHT
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.features import INDEX_KEYS
-from understudy.errors import DatasetError
+from understudy_base.batch_keys import LOSS_WEIGHT
+from understudy_base.errors import DatasetError
 
 _Declared: TypeAlias = tuple[np.dtype | str, int, tuple[int, ...]]
 """Of a key: dtype (or "video", "image", "missing", "text", "no declared number"), window length (0: none), shape."""

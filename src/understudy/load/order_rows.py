@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from understudy._version import __version__
 from understudy.order import rank_slice
 from understudy.order.spec import Spec
 from understudy.order_file import GROUP, Samples
+from understudy_base._version import __version__
 
 
 class Span(NamedTuple):

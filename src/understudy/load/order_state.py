@@ -5,8 +5,8 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
-from understudy.errors import ConfigError
 from understudy.order import Frames, Order, Spec, compare
+from understudy_base.errors import ConfigError
 
 _SHARE = 0.01  # shares of a source that count as equal: slots are whole
 

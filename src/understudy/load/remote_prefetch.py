@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from understudy.data.dataset import EpisodeDataset
-from understudy.errors import DatasetError
 from understudy.load.batch_request import BatchRequest
 from understudy.load.images.clip_reader import first_round
 from understudy.storage.cancel import cancel_when
+from understudy_base.errors import DatasetError
 
 _RUN = 256  # samples of a clip per request: a request should be worth its latency and its work
 _FIRST_RUN = 16  # of the clips that begin together; their second samples request the rest

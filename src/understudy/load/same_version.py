@@ -25,14 +25,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from understudy.atomic import write_text
-from understudy.dataset_address import absolute_path, split_view
-from understudy.errors import ConfigError
 from understudy.order import Order
 from understudy.order_file import lengths_digest
 from understudy.storage import locks
 from understudy.storage.dataset_version import publication_of
 from understudy.storage.remote_options import default_cache_folder
+from understudy_base.atomic import write_text
+from understudy_base.dataset_address import absolute_path, split_view
+from understudy_base.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

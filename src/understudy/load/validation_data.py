@@ -26,15 +26,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import ACTION, HEAD, TASK
 from understudy.data.dataset import EpisodeDataset
-from understudy.errors import DatasetError, SourceError
 from understudy.load.images.decoded_cache import decoded_bytes, keep_decoded
 from understudy.load.instructions import draw_instructions
 from understudy.load.mixed_batches import Mixture
 from understudy.order import sample_uniform
 from understudy.order.random import make_key
 from understudy.video.color import make_resize
+from understudy_base.batch_keys import ACTION, HEAD, TASK
+from understudy_base.errors import DatasetError, SourceError
 
 UNREADABLE = "unreadable"
 _TRIES = 4096  # samples to try for a readable one

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from understudy.optim.bf16_split import adamw_split_, adamw_whole_, as_tensor, compiled_step_, join, split_
 from understudy.optim.state import check_master, given_masters, in_order_of, local, named_parameters, refuse_foreign
-from understudy.records import Record
+from understudy_base.records import Record
 
 
 class Float32AdamW(Optimizer):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
-from understudy.errors import ConfigError
+from understudy_base.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.config.train import OptimConfig

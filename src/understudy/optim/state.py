@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from understudy.records import Record
+from understudy_base.records import Record
 
 Groups = Sequence[Record]
 

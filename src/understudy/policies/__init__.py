@@ -30,7 +30,7 @@ weight_files         tensors in safetensors files, read row by row, and networks
 from importlib import import_module
 from typing import Any
 
-from understudy.public_names import public_names
+from understudy_base.public_names import public_names
 
 _MODULES = public_names(__file__)
 

@@ -1,8 +1,5 @@
 """Public names of a policy's author and their modules: the only list of them (docs/policies.md)."""
 
-from understudy.batch_keys import ACTION as ACTION
-from understudy.batch_keys import STATE as STATE
-from understudy.batch_keys import TASK as TASK
 from understudy.policies.common.normalizer import Normalizer as Normalizer
 from understudy.policies.draws import Draws as Draws
 from understudy.policies.draws import RandomSpec as RandomSpec
@@ -15,3 +12,6 @@ from understudy.policies.registry import PolicyConfig as PolicyConfig
 from understudy.policies.registry import PolicySettings as PolicySettings
 from understudy.policies.registry import PolicyType as PolicyType
 from understudy.policies.registry import policy_type as policy_type
+from understudy_base.batch_keys import ACTION as ACTION
+from understudy_base.batch_keys import STATE as STATE
+from understudy_base.batch_keys import TASK as TASK

@@ -15,14 +15,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from understudy.atomic import create_folder, sync
-from understudy.batch_keys import ACTION, STATE
 from understudy.checksums import write_checksums
-from understudy.entry_points import load_entry_point
-from understudy.errors import ConfigError
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.registry import policy_type
-from understudy.records import Record
+from understudy_base.atomic import create_folder, sync
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.entry_points import load_entry_point
+from understudy_base.errors import ConfigError
+from understudy_base.records import Record
 
 FOLDERS = "understudy.folders"
 """Group of entry points: functions (config, normalization, metadata of the robot, number of its norm head, dtype) ->

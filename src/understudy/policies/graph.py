@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from understudy.batch_keys import PROMPT_METADATA, TASK
-from understudy.entry_points import load_entry_point
-from understudy.errors import ConfigError
-from understudy.optional_packages import require
 from understudy.policies.draws import generate_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.registry import policy_type
-from understudy.records import Record
+from understudy_base.batch_keys import PROMPT_METADATA, TASK
+from understudy_base.entry_points import load_entry_point
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import require
+from understudy_base.records import Record
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import ACTION, HEAD, STATE, TASK
 from understudy.contract.compare import compare_robots
 from understudy.contract.facts import Contract, RobotFacts, read_contract
 from understudy.contract.mismatch import Mismatch
@@ -34,7 +33,8 @@ from understudy.policies.observation_history import ObservationHistory, seen_tim
 from understudy.policies.own_code.types import given_code
 from understudy.policies.policy import Policy, build_saved
 from understudy.prompt_metadata import observed_metadata
-from understudy.records import Batch, Record
+from understudy_base.batch_keys import ACTION, HEAD, STATE, TASK
+from understudy_base.records import Batch, Record
 
 
 def load_policy(

@@ -2,11 +2,11 @@
 
 import json
 
-from understudy._version import __version__
 from understudy.contract.facts import RobotFacts, VectorFacts
 from understudy.contract.mismatch import printable
 from understudy.hub.cards import sign
-from understudy.records import Record
+from understudy_base._version import __version__
+from understudy_base.records import Record
 
 _MOST_NAMES, _MOST_TASKS = 40, 10
 

@@ -13,8 +13,6 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from understudy.batch_keys import ACTION, STATE, TASK
-from understudy.errors import ConfigError
 from understudy.policies import policy_folder
 from understudy.policies.common.layers import Linear
 from understudy.policies.common.normalizer import Normalizer
@@ -31,7 +29,9 @@ from understudy.policies.weight_files import (
     fill_state,
     stored_shapes,
 )
-from understudy.records import Batch, Record
+from understudy_base.batch_keys import ACTION, STATE, TASK
+from understudy_base.errors import ConfigError
+from understudy_base.records import Batch, Record
 
 
 class Policy(nn.Module):

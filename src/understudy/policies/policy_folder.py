@@ -28,21 +28,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from understudy import checksums
-from understudy.atomic import create_folder, recover_folder, replace_folder, sync
-from understudy.batch_keys import ACTION, STATE
 from understudy.contract.facts import FILE, figures_digest, write_contract
-from understudy.errors import ConfigError
 from understudy.hub.cards import FILE as CARD
 from understudy.hub.cards import is_unchanged
 from understudy.hub.download import fetch_model
 from understudy.hub.ids import SCHEME, model_id
-from understudy.optional_packages import MissingExtraError
 from understudy.policies.model_card import make_card
 from understudy.policies.own_code.copies import is_copy
 from understudy.policies.own_code.types import write_code
 from understudy.policies.registry import folder_readers, policy_type, stored_type
 from understudy.policies.weight_files import TensorReader, WeightFiles, open_tree
-from understudy.records import Record
+from understudy_base.atomic import create_folder, recover_folder, replace_folder, sync
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import MissingExtraError
+from understudy_base.records import Record
 
 WEIGHTS, CONFIG, NORMALIZATION = "model.safetensors", "config.json", "normalisation.json"
 METADATA = "metadata"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from understudy.checksums import file_sha256
-from understudy.entry_points import load_entry_point
+from understudy_base.entry_points import load_entry_point
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

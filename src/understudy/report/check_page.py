@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from understudy.batch_keys import ACTION, STATE
 from understudy.check.contents import UNUSUAL, format_duration, format_encoding, format_metadata
 from understudy.check.effects import effect_of, view_command
 from understudy.check.findings import RULES, SEVERITIES, Finding, Report
@@ -16,8 +15,6 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import spread_evenly
 from understudy.data.selection.motion import IDLE, numeric_keys
-from understudy.errors import DatasetError
-from understudy.plural import plural
 from understudy.report.curves import bucketed_line, chart, histogram
 from understudy.report.page import (
     Block,
@@ -34,6 +31,9 @@ from understudy.report.page import (
     text,
     tiles,
 )
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import DatasetError
+from understudy_base.plural import plural
 
 WORST = 6
 """Most episodes with findings, or unusual ones, that are shown."""

@@ -66,7 +66,7 @@ def render_file(name: str, **content: Any) -> str:
 
 def refuse_foreign(path: Path) -> None:
     """Raise ConfigError if `path` exists and is not a page of understudy."""
-    from understudy.errors import ConfigError
+    from understudy_base.errors import ConfigError
 
     if path.exists() and not (path.is_file() and _MARK.encode() in path.read_bytes()[:2048]):
         raise ConfigError(f"{path}: exists and is not a page of understudy; name another file, or move this one")
@@ -78,7 +78,7 @@ def write_page(path: Path, text: str, is_new: bool = False) -> None:
     Raises:
         ConfigError: Another file exists there. FileExistsError: a new page appeared there meanwhile.
     """
-    from understudy.atomic import write_text
+    from understudy_base.atomic import write_text
 
     refuse_foreign(path)
     write_text(path, text, is_new=is_new)

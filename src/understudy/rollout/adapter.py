@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import PROMPT_METADATA
 from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
 from understudy.envs.env import IMAGE, Env
-from understudy.errors import ConfigError
 from understudy.prompt_metadata import metadata_lines
-from understudy.records import Record
+from understudy_base.batch_keys import PROMPT_METADATA
+from understudy_base.errors import ConfigError
+from understudy_base.records import Record
 
 STATE, TASK = "observation.state", "task"
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from understudy.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
 from understudy.envs.env import IMAGE, Env
-from understudy.records import Record
+from understudy_base.records import Record
 
 
 def env_contract(env: Env, state: str = "observation.state", replan: int = 0) -> Contract:

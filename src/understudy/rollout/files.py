@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from understudy.atomic import write_text
 from understudy.rollout.result import RolloutResult
+from understudy_base.atomic import write_text
 
 
 def write_result(result: RolloutResult, folder: Path) -> Path:

@@ -22,17 +22,17 @@ from understudy.contract.trace import TraceWriter
 from understudy.devices import torch_device
 from understudy.envs import registry
 from understudy.envs.env import IMAGE, ActionError, Env, layout_seed
-from understudy.errors import ConfigError
 from understudy.policies.acting import react
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import check_acts
 from understudy.policies.observation_history import ObservationHistory, seen_times
 from understudy.policies.policy import Policy, load
-from understudy.progress import Progress
-from understudy.records import Record
 from understudy.rollout.adapter import STATE, TASK, EnvAdapter, check_env, make_adapter
 from understudy.rollout.env_contract import env_contract
 from understudy.rollout.result import PROMPT, Episode, RolloutResult
+from understudy_base.errors import ConfigError
+from understudy_base.progress import Progress
+from understudy_base.records import Record
 
 
 @dataclass

@@ -5,7 +5,7 @@ import ipaddress
 import os
 from pathlib import Path
 
-from understudy.errors import ConfigError
+from understudy_base.errors import ConfigError
 
 VARIABLE = "UNDERSTUDY_SERVE_TOKEN"
 """Environment variable of the token, of the server and of `RemotePolicy`."""

@@ -21,9 +21,6 @@ import numpy as np
 
 from understudy.contract.facts import RobotFacts
 from understudy.contract.mismatch import ContractWarning, Mismatch
-from understudy.credentials import redact
-from understudy.optional_packages import optional_imports
-from understudy.records import Record
 from understudy.serve.access import VARIABLE, is_loopback, read_token
 from understudy.serve.protocol import (
     CONTROL,
@@ -37,6 +34,9 @@ from understudy.serve.protocol import (
     read_mismatches,
     rebuild_error,
 )
+from understudy_base.credentials import redact
+from understudy_base.optional_packages import optional_imports
+from understudy_base.records import Record
 
 with optional_imports():
     from websockets.exceptions import InvalidStatus, WebSocketException

@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.atomic import refuse_existing
 from understudy.contract.mismatch import ContractError, Mismatch, printable
 from understudy.contract.trace import TraceWriter
-from understudy.errors import ConfigError
 from understudy.policies.acting import predict
 from understudy.policies.folder_contract import read_policy_contract
 from understudy.policies.inference import RobotPolicy
@@ -30,6 +28,8 @@ from understudy.serve.metrics import ACTIONS, Metrics
 from understudy.serve.protocol import DeadlineError, RemoteError, describe_error
 from understudy.serve.requests import Request
 from understudy.serve.session import Ready, Session
+from understudy_base.atomic import refuse_existing
+from understudy_base.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.config.serve import ServeConfig

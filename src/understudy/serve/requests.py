@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from understudy.contract.facts import RobotFacts
 from understudy.contract.form import Robot, check_form
-from understudy.optional_packages import optional_imports
 from understudy.serve.dialects import describe
 from understudy.serve.protocol import CONTROL, MessageError, Noise
+from understudy_base.optional_packages import optional_imports
 
 with optional_imports():
     from annotated_types import Gt, Interval

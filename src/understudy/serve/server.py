@@ -14,9 +14,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from understudy.contract.mismatch import printable
-from understudy.entry_points import find_entry_points
-from understudy.errors import ConfigError
-from understudy.optional_packages import MissingExtraError, optional_imports
 from understudy.policies.inference import RobotPolicy
 from understudy.serve.access import is_authorized, is_loopback, is_own_host, read_token
 from understudy.serve.arriving import Arriving
@@ -26,6 +23,9 @@ from understudy.serve.metrics import Metrics
 from understudy.serve.protocol import CONTROL, ERROR, MessageError, decode_message, describe_mismatch, encode
 from understudy.serve.requests import read_request
 from understudy.serve.session import Session, describe_policy, warm_up
+from understudy_base.entry_points import find_entry_points
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import MissingExtraError, optional_imports
 
 with optional_imports():
     from websockets.asyncio.server import ServerConnection, serve

@@ -13,7 +13,7 @@ from typing import BinaryIO, ClassVar, Protocol, cast
 
 import numpy as np
 
-from understudy.errors import DatasetError, SourceError
+from understudy_base.errors import DatasetError, SourceError
 
 CHANGED = "it changed while it was read"
 RESTART = "start again when nothing writes to it any more"

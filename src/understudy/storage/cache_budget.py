@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from understudy.atomic import DRAFT_SUFFIX
-from understudy.errors import DatasetError
 from understudy.storage import locks
+from understudy_base.atomic import DRAFT_SUFFIX
+from understudy_base.errors import DatasetError
 
 _STALE = 3600.0  # seconds after which a draft or lock is a leftover of a killed process
 _RETRY_FULL = 0.5  # seconds between two searches for evictable spans in a full cache

@@ -19,9 +19,6 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy import credentials
-from understudy.dataset_address import absolute_path
-from understudy.errors import DatasetError, LfsPointerError, MissingFileError, SourceError, summarize
 from understudy.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy.storage.dataset_version import (
     DatasetVersion,
@@ -34,6 +31,9 @@ from understudy.storage.dataset_version import (
     publication_of,
 )
 from understudy.storage.parquet_faults import RESTORE, check_values, explain_parquet_error
+from understudy_base import credentials
+from understudy_base.dataset_address import absolute_path
+from understudy_base.errors import DatasetError, LfsPointerError, MissingFileError, SourceError, summarize
 
 if TYPE_CHECKING:  # not imported for local roots
     from understudy.storage.remote_options import RemoteOptions

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from understudy.errors import SourceError
 from understudy.storage.cancel import cancel_when, cancelled_when
+from understudy_base.errors import SourceError
 
 _ASK_ALL = 60.0  # seconds after which all marks are asked, and not only the next one
 _STORE = re.compile(r"\.(.+)\.versions", re.DOTALL)  # folder of the publications of a dataset, by its name

@@ -27,9 +27,9 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from understudy.errors import DatasetError
 from understudy.storage import locks
 from understudy.storage.cache_budget import CacheBudget, Span, Spans, cover, parse_claim, parse_span, subtract
+from understudy_base.errors import DatasetError
 
 _STRIPES = 256
 _TOUCH_EVERY = 60.0  # seconds between two updates of a span's modification time

@@ -25,10 +25,10 @@ from http.client import HTTPResponse
 from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from understudy.credentials import strip_credentials
-from understudy.errors import DatasetError, SourceError
 from understudy.storage.cancel import Cancelled, is_cancelled
 from understudy.storage.remote_options import RetryPolicy, TransientError, should_stop
+from understudy_base.credentials import strip_credentials
+from understudy_base.errors import DatasetError, SourceError
 
 T = TypeVar("T")
 _POLL = 0.1  # seconds between two checks for cancellation

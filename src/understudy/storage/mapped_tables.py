@@ -35,12 +35,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from understudy._version import __version__
-from understudy.errors import DatasetError
 from understudy.plain_values import flatten, restore
 from understudy.storage import locks
 from understudy.storage.cache_budget import evict_files
 from understudy.storage.table_file import FORMAT, Mapped, map_file, open_table, size_of, write_table
+from understudy_base._version import __version__
+from understudy_base.errors import DatasetError
 
 MIN_ROWS = 100_000
 """Least number of rows of a shared table."""

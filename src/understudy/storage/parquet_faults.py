@@ -2,8 +2,8 @@
 
 import pyarrow as pa
 
-from understudy.errors import DatasetError, summarize
 from understudy.storage.byte_source import ByteSource
+from understudy_base.errors import DatasetError, summarize
 
 RESTORE = "restore the file or download the dataset again"
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"

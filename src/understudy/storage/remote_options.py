@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from understudy.errors import SourceError
 from understudy.storage.cancel import Cancelled, is_cancelled
+from understudy_base.errors import SourceError
 
 T = TypeVar("T")
 MAX_RETRY_AFTER = 600.0

@@ -25,7 +25,6 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage import locks, remote_store
 from understudy.storage.byte_source import CHANGED, RESTART, ByteSource
 from understudy.storage.cancel import Cancelled, cancel_when
@@ -33,6 +32,7 @@ from understudy.storage.dataset_version import DatasetVersion, Stat, VersionChec
 from understudy.storage.disk_cache import Claim, DiskCache, Entry
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy, call_with_retries, should_stop
 from understudy.storage.remote_store import First, FsspecStore, WebStore, web_store
+from understudy_base.errors import DatasetError, MissingFileError, SourceError
 
 _IDLE = 0.5  # seconds without work after which a thread ends
 _MEASURED = 64  # latest transfers that the latency is computed from

@@ -17,9 +17,6 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from understudy.credentials import CREDENTIALS_HINT, strip_credentials
-from understudy.errors import DatasetError, MissingFileError, SourceError, hub_remedy, is_offline, summarize
-from understudy.records import Record
 from understudy.storage.byte_source import CHANGED, RESTART
 from understudy.storage.dataset_version import Stat
 from understudy.storage.http_client import (
@@ -32,6 +29,9 @@ from understudy.storage.http_client import (
     call_with_timeout,
 )
 from understudy.storage.remote_options import RetryPolicy, TransientError
+from understudy_base.credentials import CREDENTIALS_HINT, strip_credentials
+from understudy_base.errors import DatasetError, MissingFileError, SourceError, hub_remedy, is_offline, summarize
+from understudy_base.records import Record
 
 _LIST_TIMEOUT = 900.0  # seconds; a thousand entries take about 0.1
 _TAGS = ("etag", "sha256", "md5hash", "contentmd5", "md5", "crc32c", "checksum", "xethash", "generation", "versionid")

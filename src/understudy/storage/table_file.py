@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from understudy.atomic import replace_file
 from understudy.plain_values import flatten, register, restore
+from understudy_base.atomic import replace_file
 
 FORMAT = 4
 """Number of the format. Raise it with each change of the format or of what the code that makes tables returns."""

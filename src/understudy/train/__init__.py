@@ -31,7 +31,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from understudy.records import Record
+from understudy_base.records import Record
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig

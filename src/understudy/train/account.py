@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from understudy.data.selection.select import EPISODE_STRIDE
-from understudy.errors import ConfigError
 from understudy.load.bad_frames import Substitution, read_journal
 from understudy.load.order_rows import Span, rows_of
 from understudy.order import Order
@@ -26,6 +25,7 @@ from understudy.train.data.frames_file import TRAINING, WEIGHT
 from understudy.train.data.updates import current_spec, read_all_frames, recorded_sources
 from understudy.train.data.versions_read import Versions, latest_versions
 from understudy.train.track import metrics_file
+from understudy_base.errors import ConfigError
 
 
 @dataclass(frozen=True)

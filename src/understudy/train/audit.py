@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from understudy.config.limits import available_memory
-from understudy.episode_ids import parse_ids
-from understudy.errors import ConfigError
 from understudy.order_file import GROUP, STRIDE, OrderFile, Samples
-from understudy.progress import Progress
 from understudy.train.account import Account
 from understudy.train.checkpoint.checkpoint import list_steps
 from understudy.train.data.frames_file import TASK, TRAINING, VALIDATION
 from understudy.train.data.versions_read import list_versions
+from understudy_base.episode_ids import parse_ids
+from understudy_base.errors import ConfigError
+from understudy_base.progress import Progress
 
 _COUNTER = 16  # bytes per frame, about
 

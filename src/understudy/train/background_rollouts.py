@@ -30,21 +30,21 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from understudy.atomic import write_text
 from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
 from understudy.contract.facts import Contract
 from understudy.distributed.launch import module_command
 from understudy.distributed.mesh import Mesh
 from understudy.distributed.signals import Stop
-from understudy.errors import ConfigError
 from understudy.policies import policy_folder
-from understudy.progress import Progress
-from understudy.records import Record
 from understudy.rollout.intervals import wilson_interval
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.run_hooks import check_rollout_settings
 from understudy.train.track.trackers import MetricsLog
+from understudy_base.atomic import write_text
+from understudy_base.errors import ConfigError
+from understudy_base.progress import Progress
+from understudy_base.records import Record
 
 KIND = "rollout"
 NICE = 10  # priority of the worker below the training

@@ -15,18 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from understudy._version import __version__
-from understudy.batch_keys import CUT_SUFFIX
 from understudy.config.schema import plain
 from understudy.distributed.mesh import Mesh
 from understudy.distributed.signals import Stop
-from understudy.errors import UnderstudyError
 from understudy.load.batch_mixing import batch_figures
 from understudy.load.loader import Loader
 from understudy.load.validation_data import ValidationData
 from understudy.optim.lora import merge_adapters
-from understudy.progress import Progress
-from understudy.records import Batch, Record
 from understudy.train import precision
 from understudy.train.checkpoint import checkpoint, checksums
 from understudy.train.checkpoint.checkpoint import Best, Saver
@@ -37,6 +32,11 @@ from understudy.train.state import TrainState
 from understudy.train.track.trackers import MetricsLog
 from understudy.train.validation.metrics import best_metrics
 from understudy.train.validation.validation_loss import validate_and_log
+from understudy_base._version import __version__
+from understudy_base.batch_keys import CUT_SUFFIX
+from understudy_base.errors import UnderstudyError
+from understudy_base.progress import Progress
+from understudy_base.records import Batch, Record
 
 
 def run_steps(

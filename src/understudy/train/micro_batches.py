@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import ACTION, STATE, TASK
 from understudy.distributed.mesh import Mesh, num_micro_batches
-from understudy.errors import ConfigError
 from understudy.order.rank_positions import rank_slice
 from understudy.policies.draws import Draws
 from understudy.policies.policy import Policy
-from understudy.records import Batch
+from understudy_base.batch_keys import ACTION, STATE, TASK
+from understudy_base.errors import ConfigError
+from understudy_base.records import Batch
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig

@@ -20,11 +20,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import LOSS_WEIGHT
 from understudy.distributed.entered_blocks import agreed_blocks
 from understudy.distributed.mesh import Mesh, sync_gradients
 from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
-from understudy.errors import ConfigError
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.state import clip_factor, grad_dtype, local
 from understudy.order.random import make_key
@@ -32,8 +30,10 @@ from understudy.policies.batch import has_values, to_device
 from understudy.policies.draws import keyed_generators
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
-from understudy.records import Batch
 from understudy.train.micro_batches import IdleMicroBatch, MicroBatch
+from understudy_base.batch_keys import LOSS_WEIGHT
+from understudy_base.errors import ConfigError
+from understudy_base.records import Batch
 
 
 class Timer(Protocol):

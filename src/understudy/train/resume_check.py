@@ -11,9 +11,9 @@ from fnmatch import fnmatchcase
 from understudy.config.on_resume import ROUNDING, Fixed, marker
 from understudy.config.schema import differences
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError
 from understudy.optim.lr_schedule import lr_factor
-from understudy.records import Record
+from understudy_base.errors import ConfigError
+from understudy_base.records import Record
 
 JUMP = 10.0
 """Largest factor by which a resumed run may raise the learning rate from one step to the next."""

@@ -15,20 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from understudy.atomic import write_text
 from understudy.config.schema import dump_yaml, plain, without_credentials
 from understudy.config.train import ParallelConfig, TrainConfig
-from understudy.credentials import CREDENTIALS_HINT, has_credentials
-from understudy.dataset_address import split_view
 from understudy.distributed.compile import is_compile_error
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
-from understudy.errors import ConfigError, DatasetError, RankError, is_out_of_memory, is_wrong_input
 from understudy.load.bad_frames import truncate_journals
 from understudy.load.batch_mixing import FEW_EPISODES, measure_mixing
 from understudy.load.validation_data import ValidationData
 from understudy.policies.policy_folder import check_unchanged
-from understudy.records import Record
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train import precision
 from understudy.train.checkpoint import checkpoint
@@ -53,6 +48,11 @@ from understudy.train.track import metrics_file
 from understudy.train.track.metrics_file import read_verdict
 from understudy.train.track.trackers import MetricsLog, check_trackers
 from understudy.train.validation.validation_loss import open_validation, read_validation_data, validate
+from understudy_base.atomic import write_text
+from understudy_base.credentials import CREDENTIALS_HINT, has_credentials
+from understudy_base.dataset_address import split_view
+from understudy_base.errors import ConfigError, DatasetError, RankError, is_out_of_memory, is_wrong_input
+from understudy_base.records import Record
 
 DONE, STOPPED = 0, 75
 

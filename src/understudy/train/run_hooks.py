@@ -11,12 +11,12 @@ from typing import Any, Protocol
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.distributed.signals import Stop
-from understudy.entry_points import find_entry_points
-from understudy.errors import ConfigError
-from understudy.optional_packages import missing_distribution
-from understudy.records import Record
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track.trackers import MetricsLog
+from understudy_base.entry_points import find_entry_points
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import missing_distribution
+from understudy_base.records import Record
 
 GROUP = "understudy.run_hooks"
 """Group of the entry points."""

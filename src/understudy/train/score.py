@@ -14,23 +14,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from understudy.batch_keys import HEAD, STATE, TASK
 from understudy.checksums import file_sha256
 from understudy.config.dataset import SourceConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.selection.select import open_episodes
 from understudy.devices import torch_device
-from understudy.errors import ConfigError
 from understudy.load.instructions import draw_instructions
 from understudy.load.validation_data import prefetch_chunks, sample_identity
 from understudy.parts import Lost, Part, Workers
 from understudy.policies.batch import from_present
 from understudy.policies.policy import Policy, load
-from understudy.progress import Progress
-from understudy.records import Record
 from understudy.train.augment_batch import batch_to_device
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.sources import open_source, split_source
+from understudy_base.batch_keys import HEAD, STATE, TASK
+from understudy_base.errors import ConfigError
+from understudy_base.progress import Progress
+from understudy_base.records import Record
 
 BATCH = 128
 """Frames of a pass of the network."""

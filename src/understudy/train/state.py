@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import MODE, SOURCE
 from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing, select_blocks
 from understudy.distributed.compile import attention_kernels, compile_blocks
 from understudy.distributed.fill_weights import ReadRows, RowsAsTensors, fill, materialise, to_device_or_meta
 from understudy.distributed.mesh import Mesh, shard
-from understudy.errors import ConfigError, page
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lora import add_adapters
 from understudy.optim.lr_schedule import lr_factor
@@ -35,7 +33,6 @@ from understudy.policies.draws import keyed_generators
 from understudy.policies.policy import Policy
 from understudy.policies.registry import policy_type
 from understudy.policies.weight_files import OnMeta, TensorReader, stored_dtypes
-from understudy.records import Batch, Record
 from understudy.train import precision
 from understudy.train.augment_batch import (
     batch_to_device,
@@ -53,6 +50,9 @@ from understudy.train.memory_check import (
 )
 from understudy.train.micro_batches import MicroBatch, PartCounts, check_budget, cut_batch
 from understudy.train.optimizer_step import NULL, StepResult, Timer, optimizer_step
+from understudy_base.batch_keys import MODE, SOURCE
+from understudy_base.errors import ConfigError, page
+from understudy_base.records import Batch, Record
 
 if TYPE_CHECKING:
     from understudy.train.data.run_data import RunData

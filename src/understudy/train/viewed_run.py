@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from understudy.errors import ConfigError
+from understudy_base.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from understudy.data.format.catalog import Catalog
-    from understudy.records import Record
+    from understudy_base.records import Record
 
     Viewed = tuple[str, list[tuple[str, Catalog, np.ndarray]], Callable[[int, int, int], Record]]
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import av
 
-from understudy.errors import DatasetError
-from understudy.lru import LRUCache
 from understudy.video.index import VideoIndex
+from understudy_base.errors import DatasetError
+from understudy_base.lru import LRUCache
 
 _PLANES = {0: 1.0, 1: 1.5, 2: 2.0, 3: 3.0}  # samples of a pixel, by chroma_format_idc: none, 4:2:0, 4:2:2, 4:4:4
 _EXTENDED = {100, 110, 122, 144, 244}  # H.264 profiles whose configuration may name the format of its pixels

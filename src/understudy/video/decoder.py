@@ -20,13 +20,13 @@ from itertools import chain
 import av
 import numpy as np
 
-from understudy.errors import DatasetError
 from understudy.storage.cancel import Cancelled, is_cancelled
 from understudy.video.codec_pool import CodecKey, PooledContext, borrow, decoder_bytes, frame_bytes, give_back
 from understudy.video.native.loops import decode_packets, load_loops
 from understudy.video.orientation import turn_frame
 from understudy.video.packets import Packets
 from understudy.video.parameter_sets import InBand
+from understudy_base.errors import DatasetError
 
 _RECENT = 8  # frames of a small read that are kept, so that sliding windows do not restart at a key frame
 _APPROACH = 8  # packets fed at once on the way to the first wanted frame: as many frames are held, and dropped

@@ -13,8 +13,8 @@ from typing import TypeAlias
 import av
 import numpy as np
 
-from understudy.errors import DatasetError
 from understudy.video.color import Converter, ImageSize
+from understudy_base.errors import DatasetError
 
 LARGEST = 4095
 """Largest code."""

@@ -24,12 +24,12 @@ from types import TracebackType
 import av
 import numpy as np
 
-from understudy.atomic import draft_path, replace_file
-from understudy.errors import DatasetError
 from understudy.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy.video.index import Mp4Index, VideoIndex
 from understudy.video.packets import main_stream, open_packets
 from understudy.video.parameter_sets import InBand
+from understudy_base.atomic import draft_path, replace_file
+from understudy_base.errors import DatasetError
 
 _TASKS = "/proc/self/task"
 

@@ -16,9 +16,9 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from understudy.errors import DatasetError
 from understudy.video.index import Mp4Index
 from understudy.video.shown import IDENTITY, UNSPECIFIED, Shown, multiply
+from understudy_base.errors import DatasetError
 
 FIRST_READ = 1 << 16  # first read: the whole index of a file written with faststart, up to some thousand frames
 _MAX_MOOV = 1 << 30  # an index of 1 GiB would describe some 100 million frames

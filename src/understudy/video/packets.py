@@ -26,12 +26,12 @@ import numpy as np
 from av.sidedata.sidedata import Type as SideDataType
 from av.stream import Disposition
 
-from understudy.errors import DatasetError, SourceError
 from understudy.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy.video.index import PacketRun, PacketTable, VideoIndex
 from understudy.video.mp4 import UnknownLayout, read_mp4
 from understudy.video.native.ffmpeg import PYAV_MAJOR
 from understudy.video.shown import IDENTITY, Shown
+from understudy_base.errors import DatasetError, SourceError
 
 _MAX_READ = 4 << 20  # bytes of one read, unless a single packet is larger
 _BUFFER = 1 << 20  # bytes read ahead in a container that is not local

@@ -15,13 +15,13 @@ from typing import Any, Protocol, TypeAlias
 import av
 import numpy as np
 
-from understudy.errors import DatasetError
 from understudy.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy.video.codec_pool import decoder_bytes, frame_bytes, pixel_bytes
 from understudy.video.decoder import FrameDecoder
 from understudy.video.depth import RGB, Pixels
 from understudy.video.index import WHOLE_GOP, Mp4Index, VideoIndex
 from understudy.video.packets import MOST_PIXELS, open_packets
+from understudy_base.errors import DatasetError
 
 DecodedImage: TypeAlias = av.VideoFrame | np.ndarray
 """A decoded frame whose RGB conversion is still to be done (`Converter`), or uint8 (H, W, 3) RGB."""

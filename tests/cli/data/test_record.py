@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.refusals import refused
 from understudy.cli.data import record as module
 from understudy.cli.data.record import RecordConfig, demonstrate, record
 from understudy.config.schema import complete
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.errors import ConfigError, DatasetError
+from understudy_base.errors import ConfigError, DatasetError
+from understudy_base.testing.refusals import refused
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from support.datasets import TASKS, Spec, edit_json, write_dataset
 from support.hub import HubServer
-from support.refusals import absent, refused
 from understudy.data.format import layouts
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import starts_within
 from understudy.data.format.features import Feature
 from understudy.data.format.recorded_stats import aggregate
-from understudy.errors import DatasetError, EmptyDatasetError, MissingFileError, SourceError
 from understudy.storage.remote_options import RemoteOptions
+from understudy_base.errors import DatasetError, EmptyDatasetError, MissingFileError, SourceError
+from understudy_base.testing.refusals import absent, refused
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 VERSIONS = ["v2.0", "v2.1", "v3.0", "v3.1"]

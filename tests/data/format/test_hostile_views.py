@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from support.datasets import Spec, write_dataset
-from support.refusals import refused
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format import views
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.views import save_view
+from understudy_base.testing.refusals import refused
 
 SECRET = "my-token-123"
 

@@ -16,9 +16,9 @@ import pytest
 
 import many_sources
 from support.datasets import Spec, write_dataset
-from support.refusals import refused, warned
 from understudy.data.format import layouts
 from understudy.data.format.catalog import Catalog, Opening, read_tables_of_many
+from understudy_base.testing.refusals import refused, warned
 
 SOURCES = 130
 TASKS = "meta/tasks.parquet"

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from support.datasets import Spec, edit_json, identity, write_dataset
-from support.refusals import refused
 from support.servers import RangeServer, folder
 from understudy.check.examine import check_dataset
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos, find_missing, has_any_file
-from understudy.errors import DatasetError, LfsPointerError, MissingFileError
 from understudy.storage.remote_options import RemoteOptions
+from understudy_base.errors import DatasetError, LfsPointerError, MissingFileError
+from understudy_base.testing.refusals import refused
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 POINTER = (

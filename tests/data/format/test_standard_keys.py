@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.datasets import Spec, edit_json, write_dataset
-from support.refusals import absent, refused
 from understudy import Catalog, EpisodeDataset
 from understudy.data.format.standard_keys import rename_keys
+from understudy_base.testing.refusals import absent, refused
 
 ACTION, STATE, REWARD = "action", "observation.state", "next.reward"
 CAM, PNG = "observation.images.cam_0", "observation.images.png"

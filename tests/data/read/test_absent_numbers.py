@@ -14,7 +14,7 @@ from understudy.check.examine import check_dataset
 from understudy.cli.main import main
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.errors import DatasetError
+from understudy_base.errors import DatasetError
 
 CAMERA = "observation.images.top"
 KINDS = {"nan": pa.float64(), "null": pa.int64()}

@@ -12,12 +12,12 @@ import torch
 
 import understudy as us
 from support.datasets import SIDE, Spec, edit_json, write_dataset
-from support.refusals import refused
 from support.runs import tiny_config
 from understudy.cli.main import main
 from understudy.data.format.features import Feature
 from understudy.data.write.writer import EpisodeWriter
 from understudy.train import run
+from understudy_base.testing.refusals import refused
 
 CAMERA, TOP = "observation.images.array", "observation.images.top"
 LENGTHS = (9, 5, 7)

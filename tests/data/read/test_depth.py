@@ -11,9 +11,9 @@ import torch
 
 from support.datasets import Spec, write_dataset
 from support.depth import DEPTH, HEIGHT, SCALE, WIDTH, add_depth_images, add_depth_video, numbers
-from support.refusals import refused, warned
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
+from understudy_base.testing.refusals import refused, warned
 
 TOP = "observation.images.top"
 LENGTHS = (6, 4)

@@ -14,13 +14,13 @@ from PIL import Image, ImageOps
 import understudy as us
 from support.datasets import Spec, write_dataset
 from support.edited import edit
-from support.refusals import refused
 from support.videos import moving_pictures
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
 from understudy.data.read.image_column import decode_image
-from understudy.errors import DatasetError
 from understudy.report.view.sheets import Sheets
+from understudy_base.errors import DatasetError
+from understudy_base.testing.refusals import refused
 
 SIDE = "observation.images.side"
 

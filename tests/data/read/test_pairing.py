@@ -15,7 +15,7 @@ from understudy.cli.main import main
 from understudy.data.check_files import broken_episodes
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.errors import DatasetError
+from understudy_base.errors import DatasetError
 
 CAMERA = "observation.images.top"
 LENGTHS = (6, 6, 6, 6)

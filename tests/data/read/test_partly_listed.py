@@ -8,12 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.datasets import Spec, identity, write_dataset
-from support.refusals import refused
 from understudy.check.examine import check_dataset
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.load.loader import Loader
 from understudy.order import Order
+from understudy_base.testing.refusals import refused
 
 TOP = "observation.images.top"
 LENGTHS = (5, 4, 6, 3, 7)

@@ -12,7 +12,7 @@ import pytest
 from support.datasets import Spec, edit_json, write_dataset
 from understudy import Loader
 from understudy.data.dataset import EpisodeDataset
-from understudy.errors import DatasetError
+from understudy_base.errors import DatasetError
 
 SPEC = Spec(lengths=(6, 9), per_data_file=2, cameras=(), foreign=False)
 RECORDS = [

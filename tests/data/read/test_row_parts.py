@@ -20,9 +20,9 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.read import row_parts, row_tables
 from understudy.data.read import rows as rows_module
 from understudy.data.read.rows import Rows
-from understudy.errors import DatasetError
 from understudy.storage import remote_store
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy
+from understudy_base.errors import DatasetError
 
 SPEC = Spec(lengths=(5, 3, 7, 4, 6, 8), cameras=(), rich=True, per_data_file=6)
 WINDOWS = {"action": [-0.1, 0.0, 0.2], "index": [0.0, 0.1]}

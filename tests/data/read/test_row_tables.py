@@ -19,11 +19,11 @@ import torch
 from support.caches import own_cache
 from support.datasets import Spec, edit_json, write_dataset
 from support.mapped_child import maps
-from support.refusals import refused, warned
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.read import row_tables
 from understudy.data.read.rows import Rows
 from understudy.load.loader import Loader
+from understudy_base.testing.refusals import refused, warned
 
 SPEC = Spec(lengths=(5, 3, 7, 4, 6), ids=(0, 2, 3, 5, 6), cameras=(), rich=True, late_timestamps=True)
 WINDOWS = {"action": [-0.1, 0.0, 0.2], "frame_index": [0.0, 0.1], "episode_index": [0.0, 0.1], "index": [0.0, 0.1]}

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.datasets import Spec, Truth, edit_json, write_dataset
-from support.refusals import refused, warned
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
 from understudy.data.read.columns import to_numpy
 from understudy.data.read.rows import Rows
-from understudy.errors import MissingFileError
+from understudy_base.errors import MissingFileError
+from understudy_base.testing.refusals import refused, warned
 
 SPEC = Spec(lengths=(5, 3, 7, 4), ids=(0, 2, 3, 5), cameras=(), rich=True)
 

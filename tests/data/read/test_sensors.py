@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 
 from support.datasets import Spec, edit_json, write_dataset
 from support.edited import edit
-from support.refusals import absent, refused
 from support.sensors import IMU, Samples, add_sensor, jittered, write_samples
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
 from understudy.data.format.sensors import Sensor
 from understudy.data.read.sensors import SensorTable, read_values
-from understudy.errors import MissingFileError
 from understudy.load.loader import Loader
 from understudy.order import Order
 from understudy.storage import mapped_tables
 from understudy.train.data.fingerprint import changed_kinds, digest_files
+from understudy_base.errors import MissingFileError
+from understudy_base.testing.refusals import absent, refused
 
 LENGTHS = (8, 3, 12)
 FPS = 10

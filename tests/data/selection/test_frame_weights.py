@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from support.datasets import Spec, write_dataset
-from support.refusals import refused
 from support.weights import Frame, count_frames, write_weights
 from understudy import EpisodeDataset, EpisodeSampler, Loader, Order
+from understudy_base.testing.refusals import refused
 
 LENGTHS, IDS = (6, 9, 4, 12), (1, 2, 5, 9)
 FRAMES = [(episode, frame) for episode, length in zip(IDS, LENGTHS) for frame in range(length)]

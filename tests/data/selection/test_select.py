@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.datasets import Spec, write_dataset
-from support.refusals import refused
 from understudy.data.format.catalog import Catalog
 from understudy.data.selection.keep_ranges import KeepReport
 from understudy.data.selection.select import SelectedFrames, Selection, split_episodes
-from understudy.errors import DatasetError
+from understudy_base.errors import DatasetError
+from understudy_base.testing.refusals import refused
 
 LENGTHS, IDS = (6, 9, 4, 0, 12), (1, 2, 5, 6, 9)
 

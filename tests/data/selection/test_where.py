@@ -7,9 +7,9 @@ import pytest
 
 import understudy as us
 from support.datasets import Spec, rate_episodes, write_dataset
-from support.refusals import refused
 from understudy.data.selection.where import Where
-from understudy.errors import DatasetError
+from understudy_base.errors import DatasetError
+from understudy_base.testing.refusals import refused
 
 EPISODE: dict[str, Any] = {
     "success": True,

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.datasets import Spec, Truth, edit_json, write_dataset
-from support.refusals import refused
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.stats import summary
 from understudy.data.stats.norm_heads import Member, compute_normalization, compute_statistics, head_name
 from understudy.data.stats.summary import Mode, Statistics, count_pairs
+from understudy_base.testing.refusals import refused
 
 ACTION, STATE = "action", "observation.state"
 MODES: tuple[Mode, ...] = ("mean_std", "min_max", "quantile")

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from support.refusals import refused
 from understudy.data.stats.summary import Statistics, SummaryBuilder, offset_and_spread, pool
+from understudy_base.testing.refusals import refused
 
 MODES = ["mean_std", "min_max", "quantile"]
 

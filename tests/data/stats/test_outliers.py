@@ -5,7 +5,7 @@ import pytest
 
 from understudy.data.stats.norm_heads import check_outliers
 from understudy.data.stats.summary import Statistics
-from understudy.errors import DatasetError
+from understudy_base.errors import DatasetError
 
 
 def known(column: np.ndarray) -> Statistics:

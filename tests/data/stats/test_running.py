@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.refusals import refused
 from understudy.data.stats.running import NAMES, QUANTILES, ImageStatistics, RunningStatistics, counted_images
+from understudy_base.testing.refusals import refused
 
 LEVELS = list(QUANTILES.values())
 

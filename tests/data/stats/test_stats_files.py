@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from support.datasets import Spec, edit_json, write_dataset
-from support.refusals import refused
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.recorded_stats import parse_stats
 from understudy.data.stats.norm_heads import Member, compute_normalization, compute_statistics
 from understudy.data.stats.stats_files import read_stats_file, to_openpi
 from understudy.data.stats.summary import Mode, Statistics, offset_and_spread
-from understudy.errors import DatasetError, MissingFileError
+from understudy_base.errors import DatasetError, MissingFileError
+from understudy_base.testing.refusals import refused
 
 ACTION, STATE = "action", "observation.state"
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.datasets import Spec, write_dataset
-from support.refusals import refused
-from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.stats import summary
 from understudy.data.stats.summary import DELTA, Summary, SummaryBuilder, pool, quantile_stride, summarize
 from understudy.parts import Workers
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.testing.refusals import refused
 
 
 def of(rows: np.ndarray, stride: int = 1, cuts: tuple[int, ...] = ()) -> Summary:

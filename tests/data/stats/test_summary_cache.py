@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.datasets import Spec, edit_json, write_dataset, write_parquet
-from support.refusals import warned
 from support.servers import RangeServer, folder
-from understudy.atomic import DRAFT_SUFFIX
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.stats import norm_heads, summary
 from understudy.data.stats.norm_heads import Member, compute_normalization
 from understudy.storage import mapped_tables
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy
+from understudy_base.atomic import DRAFT_SUFFIX
+from understudy_base.testing.refusals import warned
 
 ACTION, STATE = "action", "observation.state"
 

@@ -14,8 +14,8 @@ import pytest
 import understudy as us
 from support import recording
 from understudy.data.write import dataset_files
-from understudy.errors import EmptyDatasetError
 from understudy.video.reader import open_video
+from understudy_base.errors import EmptyDatasetError
 
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:

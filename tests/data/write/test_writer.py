@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import understudy as us
-from support.refusals import refused, warned
 from understudy.data.stats.running import ImageStatistics
 from understudy.data.write import dataset_files
 from understudy.data.write.writer import EpisodeWriter
-from understudy.errors import MissingFileError
 from understudy.video.reader import open_video
+from understudy_base.errors import MissingFileError
+from understudy_base.testing.refusals import refused, warned
 
 TOP, IMAGE = "observation.images.top", "observation.images.sketch"
 FEATURES: dict[str, dict[str, Any]] = {

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from support.index_dataset import Indices
-from support.refusals import refused, warned
 from understudy import EpisodeSampler, Order
-from understudy.errors import ConfigError
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused, warned
 
 DATA = Indices(13, 8, 21, 30)  # 72 frames
 N = 72

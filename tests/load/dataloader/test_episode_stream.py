@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader
 
 from support.batches import all_same, batches
 from support.datasets import Spec, write_dataset
-from support.refusals import refused
 from understudy import EpisodeDataset, EpisodeStream, Order
 from understudy.order.sample_random import SampleRng
+from understudy_base.testing.refusals import refused
 
 BATCH = 6
 

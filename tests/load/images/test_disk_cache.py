@@ -20,12 +20,10 @@ import pytest
 
 from support.batches import all_same, batches, least_memory
 from support.datasets import Spec, write_dataset
-from support.refusals import refused
 from support.servers import RangeServer
 from support.servers import folder as files_below
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.errors import DatasetError, SourceError
 from understudy.load.dataloader.episode_stream import EpisodeStream
 from understudy.load.images import disk_cache
 from understudy.load.images.disk_cache import DiskCache, StoredImages, bytes_on_disk
@@ -34,6 +32,8 @@ from understudy.order import Order
 from understudy.storage.remote_options import RemoteOptions
 from understudy.video.color import ImageSize
 from understudy.video.packets import open_packets
+from understudy_base.errors import DatasetError, SourceError
+from understudy_base.testing.refusals import refused
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 BATCH = 6

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.refusals import refused
 from understudy.policies.common.images import drop_texts, shift_images
+from understudy_base.testing.refusals import refused
 
 
 def _pictures(count: int, height: int = 7, width: int = 9) -> torch.Tensor:

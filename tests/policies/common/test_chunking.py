@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from support.pi05 import SMALL, inputs, seen, small
-from support.refusals import refused
 from understudy.policies.common.flow_matching import guidance_weights, guided_velocity, sample_given, sample_guided
 from understudy.policies.pi05.network import Pi0Network
+from understudy_base.testing.refusals import refused
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.fft import dct, idct
 
-from support.refusals import refused
-from understudy.errors import ConfigError
 from understudy.policies.common.fast_tokenizer import CONFIG, TOKENIZER, FastTokenizer, cosines, quantise
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pi05")
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.policies import config
-from support.refusals import refused
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.flow.model import FlowPolicy
+from understudy_base.testing.refusals import refused
 
 WIDTHS = {"action": 3, "observation.state": 3}
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from support.policies import NORMALIZATION, batch, config, draws
-from support.refusals import refused
 from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
 from understudy.policies.common.layers import sinusoids
 from understudy.policies.common.settings import FORWARD, INVERSE, MODES, POLICY, TRAINS
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import scalar
+from understudy_base.testing.refusals import refused
 
 
 def policy(**changes: Any) -> FlowPolicy:

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from support.policies import batch, policy
-from support.refusals import refused
 from understudy.policies.draws import generate_draws
 from understudy.policies.inference import RobotPolicy
+from understudy_base.testing.refusals import refused
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -7,9 +7,9 @@ import torch
 
 from support.arm import write_arm_policy
 from support.policies import NORMALIZATION, as_draws, batch, config, draws, policy
-from support.refusals import refused
 from understudy.policies.draws import generate_draws, make_draws
 from understudy.policies.flow.model import FlowPolicy
+from understudy_base.testing.refusals import refused
 
 
 def test_given_actions_have_no_noise_and_train_nothing() -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from support.policies import CAMERAS, NORMALIZATION, batch, config, draws, policy
-from support.refusals import refused
 from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 from understudy.policies.losses import scalar
+from understudy_base.testing.refusals import refused
 
 
 def test_same_batch_noise_and_time_give_the_same_numbers_and_no_generator_is_touched() -> None:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from support.policies import CAMERAS, NORMALIZATION, batch, config, draws
 from support.policies import policy as single
-from support.refusals import refused
 from understudy.policies.common.normalizer import Affine
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Loss, masked_squared_error, scalar
+from understudy_base.testing.refusals import refused
 
 TWO: dict[str, Any] = {
     "heads": ["arm::joint", "hand::joint"],

@@ -29,9 +29,6 @@ from support.lerobot_policies import (
     smolvla_config,
 )
 from support.policies import editable
-from support.refusals import refused
-from understudy.errors import ConfigError
-from understudy.optional_packages import MissingExtraError
 from understudy.policies import folder_formats, policy_folder
 from understudy.policies.batch import from_present
 from understudy.policies.folder_formats import describe_folder, save_folder
@@ -39,6 +36,9 @@ from understudy.policies.observation_history import seen_times, step_rate
 from understudy.policies.registry import network_differences, policy_type, stored_type
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import compute_normalization
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import MissingExtraError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from support.runs import final_tensors, tiny_dataset
 from understudy.cli.main import main, read_settings
 from understudy.config.schema import load, validate, validate_new
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError
 from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.param_groups import parameter_groups
 from understudy.train.startup_summary import describe_defaults
+from understudy_base.errors import ConfigError
 
 pytest.importorskip("lerobot")
 TrainPipelineConfig = pytest.importorskip("lerobot.configs.train").TrainPipelineConfig

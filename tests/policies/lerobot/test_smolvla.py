@@ -27,14 +27,14 @@ from support.lerobot_policies import (
     their_losses,
     write_vlm,
 )
-from support.refusals import refused
 from support.runs import series
-from understudy.errors import ConfigError
 from understudy.policies.draws import make_draws
 from understudy.policies.lerobot.settings import LerobotSmolvlaSettings
 from understudy.policies.lerobot.smolvla import TOKENS, TOKENS_MASK, LerobotSmolvla, resize_image
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,12 @@ from understudy.policies.lerobot.settings import LerobotSmolvlaSettings, check_s
 pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
 
 from support.lerobot_policies import MOVING, run_config, smolvla_config
-from support.refusals import refused
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError
 from understudy.policies import policy_folder
 from understudy.policies.folder_formats import describe_folder, save_folder
 from understudy.policies.registry import policy_type
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture

@@ -19,15 +19,15 @@ pytest.importorskip("num2words", reason="needs num2words: nox -s lerobot")
 
 from support.datasets import Spec, write_dataset
 from support.lerobot_policies import SMALL_SMOLVLA, Recorder, run_config, their_losses, write_vlm
-from support.refusals import refused
 from support.runs import same_run, series
 from understudy.config.train import CheckpointConfig, ValConfig
-from understudy.errors import ConfigError
 from understudy.policies.lerobot.settings import LerobotSmolvlaSettings
 from understudy.policies.lerobot.smolvla import EMBEDDING, HEAD, LerobotSmolvla
 from understudy.policies.policy import load
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 STATE_DIM, ACTION_DIM = 5, 4
 """Widths of the robot of the folder, other than those of the data."""

@@ -18,19 +18,19 @@ from torch import Tensor
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
 from support.pi05_policy import CAMERAS, policy
-from support.refusals import refused
 from support.released import released_shapes
 from support.runs import tiny_config, tiny_dataset
 from support.sentences import write_model
-from understudy.batch_keys import ACTION, STATE
 from understudy.cli.main import main
-from understudy.errors import ConfigError
 from understudy.policies.folder_formats import ForeignFolder, describe_folder, save_folder
 from understudy.policies.pi05.config import Pi05Settings, Sizes
 from understudy.policies.pi05.normalization import find_normalization, fit_normalization
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
 from understudy.train import run
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 FAMILIES = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
 TOOLS = pytest.mark.parametrize("tool", ["lerobot", "openpi"])

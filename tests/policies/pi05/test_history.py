@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 
 from support.datasets import Spec, identity, write_dataset
 from support.pi05_policy import CAMERAS, batch, policy
-from support.refusals import refused
 from support.runs import tiny_config
 from support.sentences import write_model
 from understudy.config.data import DataConfig
@@ -25,7 +24,6 @@ from understudy.config.train import (
     TrainConfig,
 )
 from understudy.data.dataset import EpisodeDataset
-from understudy.errors import DatasetError
 from understudy.load.loader import Loader
 from understudy.policies.draws import generate_draws
 from understudy.policies.inference import RobotPolicy
@@ -36,6 +34,8 @@ from understudy.train.augment_batch import shift_cameras
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.profiling.plan import one_sample, trace_step
+from understudy_base.errors import DatasetError
+from understudy_base.testing.refusals import refused
 
 FRONT, WRIST = CAMERAS
 STATE = "observation.state"

@@ -10,17 +10,17 @@ import pytest
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
 from support.pi05_policy import NORMALISATION, policy
-from support.refusals import refused
 from support.runs import tiny_config, tiny_dataset
 from support.sentences import write_model
 from understudy.checksums import write_checksums
 from understudy.cli.main import main
-from understudy.errors import ConfigError
 from understudy.policies import policy_folder
 from understudy.policies.folder_formats import describe_folder, save_folder
 from understudy.policies.pi05.config import Pi0PolicyConfig, Pi05PolicyConfig, Pi05Settings, Sizes
 from understudy.policies.registry import check_start
 from understudy.train import run
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 LEROBOT: dict[str, Any] = {
     "type": "pi05",

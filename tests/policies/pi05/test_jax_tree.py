@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 
 from support import jax_tree
 from support.pi05 import SMALL, small
-from understudy.batch_keys import ACTION, STATE
 from understudy.distributed.fill_weights import fill
 from understudy.policies.inference import load_policy
 from understudy.policies.pi05.first_weights import FirstWeights
 from understudy.policies.pi05.jax_tree import JaxTree, find_places
 from understudy.policies.pi05.released_keys import WeightsError
 from understudy.policies.weight_files import open_weights
+from understudy_base.batch_keys import ACTION, STATE
 
 STORED = Path(__file__).parent / "golden" / "jax"
 """The tree of `jax_tree.weights()`, written by orbax-checkpoint 0.12.8 (`python tests/support/jax_tree.py`)."""

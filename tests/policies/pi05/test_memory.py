@@ -9,12 +9,12 @@ from torch import Tensor
 
 from support.naive_pi05 import NaivePi0
 from support.pi05 import SMALL
-from support.refusals import refused
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
 from understudy.policies.pi05 import network as siglip
 from understudy.policies.pi05.config import BASE, TINY, VisionSizes
 from understudy.policies.pi05.network import Frames, Pi0Network, VisionEncoder
 from understudy.policies.pi05.released_keys import released_key
+from understudy_base.testing.refusals import refused
 
 SIZES = replace(SMALL, vision=VisionSizes(width=12, depth=5, mlp=20, heads=3, patch=3, image=6, temporal_every=2))
 SIDE = SIZES.vision.image

@@ -12,11 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from support.refusals import refused
-from understudy.batch_keys import ACTION, STATE
 from understudy.config.train import TrainConfig
 from understudy.data.stats.summary import Mode, Statistics, offset_and_spread
-from understudy.errors import ConfigError
 from understudy.policies.common.normalizer import Affine, Normalizer
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.normalization import (
@@ -26,6 +23,9 @@ from understudy.policies.pi05.normalization import (
     map_range,
 )
 from understudy.policies.pi05.text import state_bins
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 WIDTHS = {ACTION: 3, STATE: 2}
 FIGURES = {

@@ -18,13 +18,13 @@ pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
 from support.pi05_policy import batch, policy
 from support.sentences import write_model
-from understudy.batch_keys import STATE
 from understudy.policies.common import towers as segments
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.common.towers import attend_segments, make_segments
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
 from understudy.policies.pi05.policy import Pi05Policy
+from understudy_base.batch_keys import STATE
 
 COUNT = 6
 KINDS = {

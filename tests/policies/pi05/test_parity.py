@@ -16,10 +16,10 @@ from torch import Tensor
 
 import parity
 from support.naive_pi05 import VISION, NaivePi0, Sample, samples
-from support.refusals import refused
 from understudy.policies.inference import load_policy
 from understudy.policies.pi05.network import Pi0Network
 from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
+from understudy_base.testing.refusals import refused
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).with_name("golden")

@@ -16,7 +16,6 @@ pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
 from support.pi05_policy import CAMERAS, batch, policy
 from support.policies import editable
-from support.refusals import refused
 from support.sentences import write_model
 from understudy.config.train import OptimConfig
 from understudy.optim.param_groups import freeze
@@ -31,6 +30,7 @@ from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.targets import cut, padded_length, respond
 from understudy.policies.registry import policy_type
+from understudy_base.testing.refusals import refused
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
 

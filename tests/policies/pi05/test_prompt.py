@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.errors import ConfigError
 from understudy.policies.pi05.text import (
     RESERVED,
     TextSettings,
@@ -16,11 +15,12 @@ from understudy.policies.pi05.text import (
     find_tokenizer,
     state_bins,
 )
+from understudy_base.errors import ConfigError
 
 sentencepiece = pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
-from support.refusals import refused  # noqa: E402
 from support.sentences import model, write_model  # noqa: E402
+from understudy_base.testing.refusals import refused  # noqa: E402
 
 VOCAB = 512
 TASKS = ["pick up the red block", "  Push_the\nblue block ", "", "grün"]

@@ -17,13 +17,11 @@ pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 from support.pi05 import SMALL
 from support.pi05_policy import CAMERAS, NORMALISATION, policy
 from support.policies import editable
-from support.refusals import refused
 from support.released import released_shapes
 from support.runs import tiny_config, tiny_dataset
 from support.sentences import write_model
 from understudy.cli.main import main
 from understudy.config.train import DataConfig, TrainConfig
-from understudy.errors import ConfigError
 from understudy.policies import policy_folder
 from understudy.policies.folder_formats import describe_folder, save_folder
 from understudy.policies.inference import RobotPolicy, load_policy
@@ -34,6 +32,8 @@ from understudy.policies.registry import check_start
 from understudy.policies.weight_files import FILE, INDEX
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False])
 MAPS = {"heads": [""], **NORMALISATION}

@@ -5,7 +5,6 @@ from math import prod
 
 import pytest
 
-from support.refusals import refused
 from support.released import L, P, T, released_shapes
 from understudy.policies.pi05.config import BASE, TINY, Sizes
 from understudy.policies.pi05.released_keys import (
@@ -19,6 +18,7 @@ from understudy.policies.pi05.released_keys import (
     own_name,
     released_key,
 )
+from understudy_base.testing.refusals import refused
 
 PI05, PI0 = TINY, replace(TINY, adaptive=False)
 BOTH = pytest.mark.parametrize("sizes", [PI05, PI0], ids=["pi0.5", "pi0"])

@@ -14,17 +14,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
-from support.refusals import refused
 from support.released import released_shapes
 from support.runs import series, tiny_config, tiny_dataset
 from support.sentences import write_model
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.inference import load_policy
 from understudy.policies.pi05.config import Pi05Settings, Sizes
 from understudy.train import run
 from understudy.train.profiling.plan import plan
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture(scope="module")

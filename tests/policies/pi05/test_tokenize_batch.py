@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from understudy.batch_keys import CUT_SUFFIX
-from understudy.errors import ConfigError
 from understudy.policies.common.fast_tokenizer import FastTokenizer, quantise
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.pi05.text import TextSettings, state_bins
 from understudy.policies.pi05.tokenize_batch import Texts
+from understudy_base.batch_keys import CUT_SUFFIX
+from understudy_base.errors import ConfigError
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
-from support.refusals import refused
 from support.sentences import write_model
+from understudy_base.testing.refusals import refused
 
 VOCAB, STEPS = 1024, 6
 WIDTHS = {"action": 3, "observation.state": 2}

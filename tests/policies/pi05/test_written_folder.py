@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
 from support.pi05 import SMALL
-from support.refusals import refused
 from support.released import released_shapes
 from support.sentences import write_model
-from understudy.errors import ConfigError
 from understudy.policies.inference import RobotPolicy, load_policy
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 CAMERA = "observation.images.front"
 BOTH = pytest.mark.parametrize("kind", ["pi05", "pi0"])

@@ -20,13 +20,11 @@ from support.pi05 import SMALL
 from support.pi05_policy import CAMERAS, NORMALISATION
 from support.pi05_policy import batch as pi05_batch
 from support.pi05_policy import policy as pi05_policy
-from support.refusals import refused
 from support.runs import final_tensors, series, tiny_config, tiny_dataset
 from support.sentences import write_model
 from understudy.cli.data.score import ScoreConfig, score
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError
 from understudy.policies.losses import scalar
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.released_keys import EMBEDDING, HEAD
@@ -36,6 +34,8 @@ from understudy.policies.value.model import Pi05ValuePolicy
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.profiling.plan import plan
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 FILE = "model.safetensors"
 TOWER = "layers.0.vlm.self_attn.q_proj.weight"

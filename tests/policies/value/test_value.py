@@ -10,11 +10,11 @@ import torch
 
 from support.policies import CAMERAS, NORMALIZATION
 from support.policies import batch as flow_batch
-from support.refusals import refused
 from understudy.policies.losses import scalar
 from understudy.policies.policy import load
 from understudy.policies.value.config import ValueConfig
 from understudy.policies.value.model import ValuePolicy, bin_centers, histogram
+from understudy_base.testing.refusals import refused
 
 
 def policy(**changes: Any) -> ValuePolicy:

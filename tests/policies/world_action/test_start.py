@@ -16,7 +16,6 @@ from support.runs import final_tensors, tiny_config, tiny_dataset
 from support.sentences import write_model
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.policy import load
 from understudy.policies.registry import policy_type
@@ -26,6 +25,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.profiling.plan import plan, with_known_base
+from understudy_base.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

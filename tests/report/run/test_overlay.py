@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from support.pages import charts_of
-from support.refusals import refused
 from understudy.cli.main import main, read_settings
-from understudy.errors import ConfigError, RunInUseError
 from understudy.report.run.overlay import compare
 from understudy.report.run.page import read_run, write_report
 from understudy.train.checkpoint import checksums
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 from understudy.train.validation.episode_sums import EpisodeSums
+from understudy_base.errors import ConfigError, RunInUseError
+from understudy_base.testing.refusals import refused
 
 Change = Callable[..., Path]
 

@@ -12,9 +12,7 @@ import pytest
 from PIL import Image
 
 from support.pages import charts_of, html_of
-from support.refusals import refused
 from support.runs import series, trained_run
-from understudy.errors import ConfigError
 from understudy.report.curves import smoothed
 from understudy.report.page import table
 from understudy.report.run.page import summarize, write_report
@@ -26,6 +24,8 @@ from understudy.train.data.run_data import RunData, open_data
 from understudy.train.profiling.profile import PHASES, Profile, RankProfile, combine, step_settings
 from understudy.train.track import metrics_file
 from understudy.train.track.metrics_file import Verdict, read_verdict
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import pytest
 from support.packages import install
 from support.runs import SHORT, tiny_config, tiny_dataset, trained_run
 from understudy.cli import runs
-from understudy.entry_points import EntryPoint
-from understudy.optional_packages import PIP_LINES
 from understudy.report.run.page import write_report
+from understudy_base.entry_points import EntryPoint
+from understudy_base.optional_packages import PIP_LINES
 
 PART = """
 from understudy.report.page import text

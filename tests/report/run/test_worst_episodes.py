@@ -10,7 +10,6 @@ import pytest
 from support.pages import blocks_of, charts_of, html_of
 from support.runs import series
 from understudy.cli.main import main
-from understudy.errors import DatasetError
 from understudy.report.page import Block, Blocks
 from understudy.report.run import worst_episodes
 from understudy.report.run.worst_episodes import render_worst_episodes
@@ -18,6 +17,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.run import open_checkpoint
 from understudy.train.validation.episode_sums import EpisodeSums
 from understudy.train.validation.open_loop import EpisodeActions
+from understudy_base.errors import DatasetError
 
 
 def cards(section: Blocks) -> dict[int, Block]:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from support.datasets import Spec, write_dataset
-from support.refusals import refused
 from understudy.cli import main
 from understudy.data.format.catalog import Catalog
-from understudy.errors import ConfigError, DatasetError
 from understudy.report.view.rerun_log import check_recording, write_recording
+from understudy_base.errors import ConfigError, DatasetError
+from understudy_base.testing.refusals import refused
 
 INSTALLED = importlib.util.find_spec("rerun") is not None
 

@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 
 from support.datasets import Spec, Truth, identity, picture, write_dataset
-from support.refusals import refused
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
-from understudy.errors import ConfigError
 from understudy.report.view.episodes import curve
 from understudy.report.view.sheets import Layout
 from understudy.report.view.viewer import Source, UnknownResource, Viewer, export_episodes
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 TOP = "observation.images.top"
 IDS = (2, 5, 6)

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from support.datasets import Spec, write_dataset
-from support.refusals import absent
 from support.runs import tiny_config
 from understudy.cli import main
 from understudy.config.dataset import SourceConfig
 from understudy.config.schema import override
-from understudy.errors import DatasetError, SourceError
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy_base.errors import DatasetError, SourceError
+from understudy_base.testing.refusals import absent
 
 
 @pytest.fixture(scope="module")

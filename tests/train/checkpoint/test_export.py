@@ -14,12 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support import resumed
-from support.refusals import refused
 from support.runs import final_tensors, series, tiny_config
-from understudy.atomic import create_folder
 from understudy.cli.main import main
 from understudy.config.schema import override
-from understudy.errors import ConfigError
 from understudy.policies import policy_folder
 from understudy.policies.flow.model import FlowPolicy
 from understudy.report.run.page import write_report
@@ -27,6 +24,9 @@ from understudy.train import run
 from understudy.train.checkpoint import checkpoint, export
 from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy_base.atomic import create_folder
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture(scope="module")

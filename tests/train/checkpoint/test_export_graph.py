@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import understudy as us
-from support.refusals import refused
 from support.runs import trained_run
 from understudy.cli.main import WRONG_INPUT, main
-from understudy.errors import ConfigError
 from understudy.policies.common.encoders import byte_tokens
 from understudy.policies.graph import check_type
 from understudy.train.checkpoint.export import ExportConfig, export
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import torch
 
 from support import checkpoint_ranks as ranks
 from support.ranks import in_ranks
-from support.refusals import refused
 from understudy.train.checkpoint import checkpoint
+from understudy_base.testing.refusals import refused
 
 
 @pytest.mark.long

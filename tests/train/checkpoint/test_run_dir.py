@@ -11,14 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.calls import recorded_calls
-from support.refusals import refused
 from understudy.config.files import read_file
 from understudy.config.train import DataConfig, TrainConfig
-from understudy.errors import ConfigError, RunInUseError
 from understudy.train.checkpoint import checkpoint, run_dir
 from understudy.train.checkpoint.run_dir import FORMAT, RECORDED, RunDir, resumed_settings
 from understudy.train.track import metrics_file
+from understudy_base.errors import ConfigError, RunInUseError
+from understudy_base.testing.calls import recorded_calls
+from understudy_base.testing.refusals import refused
 
 RECORDS = [{"kind": "train", "step": step, "loss": math.pi / (step + 1)} for step in range(1, 6)]
 

@@ -13,13 +13,13 @@ from support.runs import SHORT, tiny_config, tiny_dataset, trained_run
 from support.servers import RangeServer
 from understudy.cli.main import main
 from understudy.data.dataset import EpisodeDataset
-from understudy.errors import ConfigError
 from understudy.storage import mapped_tables
 from understudy.storage.dataset_root import Files
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data import fingerprint
 from understudy.train.data.run_data import file_digests, open_data
+from understudy_base.errors import ConfigError
 
 CAMERAS = ("observation.images.top",)
 

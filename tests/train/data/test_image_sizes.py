@@ -14,7 +14,6 @@ from support.mixtures import TOP, mixed
 from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
 from understudy.data.write.writer import EpisodeWriter
-from understudy.errors import DatasetError
 from understudy.load.loader import Loader
 from understudy.load.validation_data import ValidationData
 from understudy.policies.common.images import letterbox, write_letterbox
@@ -22,6 +21,7 @@ from understudy.policies.flow.config import FlowSettings
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.train.data.run_data import RunData, open_data
 from understudy.video.color import ImageSize
+from understudy_base.errors import DatasetError
 
 SIZES = {"tall": (128, 96), "wide": (96, 192)}  # height, width; multiples, so that nothing is rounded
 SIDE = 64

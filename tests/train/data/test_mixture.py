@@ -13,19 +13,19 @@ import torch
 
 from support.datasets import Spec, write_dataset
 from support.mixtures import NAMES, TOP, WRIST, mixed, tiny_sources
-from support.refusals import refused
 from support.runs import tiny_config
 from understudy.cli import main
 from understudy.config.dataset import SourceConfig
 from understudy.config.schema import complete, dump_yaml, load
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.data.write.writer import EpisodeWriter
-from understudy.errors import ConfigError, DatasetError
 from understudy.load.loader import Loader
 from understudy.policies.common.settings import MODES
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, open_data
 from understudy.train.data.run_normalization import compute_normalization
 from understudy.train.data.same_content import describe_copies, describe_rates
+from understudy_base.errors import ConfigError, DatasetError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,12 @@ import torch
 
 from support.datasets import Spec, write_dataset
 from support.edited import edit
-from support.refusals import refused
 from support.runs import series, tiny_config, tiny_dataset
 from understudy.config.dataset import SourceConfig
 from understudy.config.schema import override
 from understudy.config.train import LoaderConfig, TrainConfig
 from understudy.contract.facts import read_contract, write_contract
 from understudy.data.dataset import EpisodeDataset
-from understudy.errors import ConfigError, DatasetError, SourceError
 from understudy.load.validation_data import ValidationData
 from understudy.policies.registry import PolicySettings
 from understudy.train import run
@@ -28,6 +26,8 @@ from understudy.train.data.run_data import RunData, instructions, longest_prompt
 from understudy.train.data.run_normalization import choose_normalization, compute_normalization
 from understudy.train.startup_summary import startup_summary
 from understudy.train.validation.validation_loss import read_validation_data
+from understudy_base.errors import ConfigError, DatasetError, SourceError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture(scope="module")

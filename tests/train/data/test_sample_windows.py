@@ -10,13 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from support.refusals import refused
 from support.runs import series, tiny_config, tiny_dataset
-from understudy.batch_keys import ACTION, STATE
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.data.dataset import EpisodeDataset
-from understudy.errors import ConfigError
 from understudy.policies import registry
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.inference import load_policy
@@ -25,6 +22,9 @@ from understudy.policies.policy import Policy
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType
 from understudy.train import run
 from understudy.train.data.run_data import open_data
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 CHUNK = 3
 

@@ -17,8 +17,8 @@ from understudy.config.schema import complete, override
 from understudy.config.train import TrainConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.selection.select import split_episodes
-from understudy.errors import DatasetError
 from understudy.train.data.run_data import open_data
+from understudy_base.errors import DatasetError
 
 LENGTHS = (5, 3, 6, 4, 7, 3, 5, 6, 4, 5)
 CHUNK = 3

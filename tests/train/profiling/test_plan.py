@@ -28,16 +28,13 @@ import understudy as us
 from support import jax_tree, pi05_policy
 from support.pi05 import SMALL
 from support.ranks import in_ranks
-from support.refusals import refused
 from support.runs import tiny_config
-from understudy import progress
 from understudy.cli.main import main
 from understudy.cli.plan import PlanConfig, format_speeds, steps_per_hour
 from understudy.config.lora import LoraConfig
 from understudy.config.schema import override
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig, ValConfig
 from understudy.distributed.mesh import Mesh, join_mesh
-from understudy.errors import ConfigError
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowSettings
@@ -59,6 +56,9 @@ from understudy.train.profiling.plan import (
     with_known_base,
 )
 from understudy.train.state import init_train_state
+from understudy_base import progress
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 LARGER = FlowSettings(image_size=(32, 32), channels=16, width=64, blocks=2)
 TINY = Pi05Settings(size="tiny")

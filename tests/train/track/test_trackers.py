@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from support import tracked
-from support.refusals import refused
 from understudy.config.train import DataConfig, LogConfig, TrainConfig
-from understudy.errors import ConfigError
 from understudy.train.track import metrics_file
 from understudy.train.track.trackers import MetricsLog, flatten
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 PROGRAM = Path(tracked.__file__)
 READERS: dict[str, Callable[[Path], tracked.Rows]] = {

@@ -9,15 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from support.refusals import refused
 from support.runs import SHORT, trained_run
 from understudy.cli import main
 from understudy.data.selection.select import split_episodes
-from understudy.errors import ConfigError
 from understudy.order import sample_normal
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.validation.open_loop import STEPS, EpisodeActions, choose_starts
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 CHUNK = 3
 

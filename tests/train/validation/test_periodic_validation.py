@@ -17,7 +17,6 @@ import pytest
 from support.datasets import Spec, write_dataset
 from support.pages import html_of
 from support.ranks import in_ranks, outcomes_in_ranks
-from support.refusals import refused
 from support.runs import same_run, series, tiny_config
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
@@ -32,6 +31,7 @@ from understudy.train.data.run_data import open_data
 from understudy.train.validation import validation_loss
 from understudy.train.validation.validation_loss import ValidationFailed, evaluate
 from understudy.video.packets import open_packets
+from understudy_base.testing.refusals import refused
 
 CHUNK = 4
 """Frames of a chunk in these tests, so that there are several."""

@@ -12,13 +12,11 @@ import torch
 
 from support.datasets import TASKS, edit_json
 from support.mixtures import mixed, tiny_sources
-from support.refusals import refused
 from support.runs import final_tensors, series
 from understudy.config.dataset import SourceConfig
 from understudy.config.schema import dump_yaml, override
 from understudy.config.train import ParallelConfig
 from understudy.distributed import mesh as parallel
-from understudy.errors import ConfigError
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
@@ -27,6 +25,8 @@ from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 from understudy.train.validation.metrics import PLAIN, best_metrics
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
 
 
 @pytest.fixture(scope="module")

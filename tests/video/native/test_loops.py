@@ -21,7 +21,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.videos import COUNT, KINDS, container_decode, moving_pictures, rgb
-from understudy.errors import DatasetError
 from understudy.video.codec_pool import CodecKey, create_context
 from understudy.video.color import Converter
 from understudy.video.decoder import FrameDecoder
@@ -30,6 +29,7 @@ from understudy.video.native import loops
 from understudy.video.native.swscale import PixelLayout, PlaneConverter, make_noise
 from understudy.video.packets import open_packets
 from understudy.video.reader import open_video
+from understudy_base.errors import DatasetError
 
 needs_c = pytest.mark.skipif(loops.load_loops() is None, reason="understudy was installed without a C compiler")
 ROOT = Path(__file__).parents[3]

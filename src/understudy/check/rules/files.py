@@ -20,8 +20,8 @@ from understudy.check.rules.pairing import claimed_ids
 from understudy.data.check_files import describe_unlisted, unlisted_files
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.read.row_lengths import lengths_of_rows
-from understudy.errors import DatasetError, SourceError
-from understudy.plural import plural
+from understudy_base.errors import DatasetError, SourceError
+from understudy_base.plural import plural
 
 
 def check_files(catalog: Catalog) -> Findings:

@@ -8,8 +8,8 @@ from understudy.check.findings import LOOK, Finding, Findings, Place, drop, is_f
 from understudy.check.image_facts import CUT, Clip, Cut, DepthRange, ImageFacts
 from understudy.check.row_facts import ACTION, STATE, RowFacts, runs_of
 from understudy.data.format.catalog import Catalog
-from understudy.errors import DatasetError
-from understudy.plural import plural
+from understudy_base.errors import DatasetError
+from understudy_base.plural import plural
 
 BLACK = 6.0
 """Brightness, of 255, below which a whole image is black."""

@@ -8,7 +8,7 @@ from understudy.check.findings import LOOK, Finding, Findings, Place, Severity, 
 from understudy.check.sensor_facts import SensorFacts
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.sensors import SENSORS
-from understudy.plural import plural
+from understudy_base.plural import plural
 
 _SORT = "sort the samples of the episode by time, and take out those of equal time"
 _REGULAR = 1.5  # largest ratio of the 99th percentile of the steps to their median, on a regular clock

@@ -16,8 +16,8 @@ from understudy.data.format.recorded_stats import GLOBAL, PER_EPISODE
 from understudy.data.stats.far_values import FAR, Fit, confront
 from understudy.data.stats.stats_files import NEEDED, parse_figures, read_episode_stats
 from understudy.data.stats.summary import DimensionMode, Statistics, offset_and_spread
-from understudy.errors import DatasetError, SourceError
-from understudy.plural import plural
+from understudy_base.errors import DatasetError, SourceError
+from understudy_base.plural import plural
 
 _MEAN, _STD, _RANGE = 0.02, 0.02, 0.002
 """Allowed differences: of the mean in standard deviations, of std and of the range as shares of themselves."""

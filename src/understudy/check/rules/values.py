@@ -12,7 +12,7 @@ import numpy as np
 from understudy.check.column_facts import TURNS, Column, is_sign_flip, quaternions, wrapping
 from understudy.check.findings import LOOK, Finding, Findings, Place, Severity, drop, is_few, undecided
 from understudy.check.row_facts import ACTION, STATE, RowFacts
-from understudy.plural import plural
+from understudy_base.plural import plural
 
 FEW = 4
 """Least number of episodes to compare one with the others."""

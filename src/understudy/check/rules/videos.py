@@ -13,8 +13,8 @@ from understudy.check.rules.files import TOLERANCE, split_gross
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.format.layouts import episode_files
 from understudy.data.read.video_frames import CODEC_NAMES, VideoFrames
-from understudy.errors import DatasetError, SourceError
-from understudy.plural import plural
+from understudy_base.errors import DatasetError, SourceError
+from understudy_base.plural import plural
 
 EPISODES = "meta/episodes"
 _DRIFT = 0.5  # frames by which a start time may be off before another frame is nearer

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from understudy.atomic import refuse_existing, write_text
 from understudy.config.declare import Ge, Interval, Positional
 from understudy.config.source_lists import list_sources
 from understudy.config.workers import WorkersConfig
-from understudy.dataset_address import is_several
-from understudy.errors import ConfigError
+from understudy_base.atomic import refuse_existing, write_text
+from understudy_base.dataset_address import is_several
+from understudy_base.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.check.findings import Report

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from understudy.cli.data.edit import EditConfig, make_plans, output_problems
-from understudy.records import Record
+from understudy_base.records import Record
 
 if TYPE_CHECKING:
     import numpy as np

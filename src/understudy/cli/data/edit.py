@@ -10,14 +10,14 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from understudy.atomic import is_taken
 from understudy.cli.data.ranges import RangesConfig, keys_of, rule_of
 from understudy.config.declare import Ge, Gt, Ids, Interval, Positional
 from understudy.config.workers import WorkersConfig
-from understudy.credentials import strip_credentials
-from understudy.errors import DatasetError
-from understudy.plural import plural
-from understudy.progress import Progress
+from understudy_base.atomic import is_taken
+from understudy_base.credentials import strip_credentials
+from understudy_base.errors import DatasetError
+from understudy_base.plural import plural
+from understudy_base.progress import Progress
 
 if TYPE_CHECKING:
     from understudy.contract.facts import RobotFacts

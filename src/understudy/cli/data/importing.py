@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from understudy.imports.recording import RecordingError
 from understudy.imports.settings import ImportConfig, ImportMapping, read_mapping
-from understudy.plural import plural
-from understudy.progress import Progress
+from understudy_base.plural import plural
+from understudy_base.progress import Progress
 
 
 def import_(config: ImportConfig) -> None:

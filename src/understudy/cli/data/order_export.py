@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from understudy.bytesize import parse_bytes
 from understudy.config.declare import Ge, Interval, Positional
-from understudy.cores import MOST_LOADER_THREADS
-from understudy.errors import ConfigError
+from understudy_base.bytesize import parse_bytes
+from understudy_base.cores import MOST_LOADER_THREADS
+from understudy_base.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.order_file import Samples
@@ -56,8 +56,8 @@ def export(config: ExportConfig) -> None:
     from understudy.load.choose_order import choose_order
     from understudy.load.order_rows import Span, order_facts, rows_of
     from understudy.order_file import dataset_facts, write_order_file
-    from understudy.progress import Progress
     from understudy.train.account import Account
+    from understudy_base.progress import Progress
 
     *paths, out = config.paths
     first, ranks = config.from_step, config.world_size

@@ -7,15 +7,15 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from understudy.atomic import create_folder
-from understudy.batch_keys import ACTION, HEAD, RESPONSE, STATE
 from understudy.config.declare import Interval
 from understudy.config.train import TrainConfig
 from understudy.config.workers import WorkersConfig
-from understudy.errors import ConfigError
-from understudy.optional_packages import optional_imports, require
-from understudy.plural import plural
 from understudy.policies.registry import PolicySettings, policy_type
+from understudy_base.atomic import create_folder
+from understudy_base.batch_keys import ACTION, HEAD, RESPONSE, STATE
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import optional_imports, require
+from understudy_base.plural import plural
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from understudy.atomic import refuse_existing, write_text
 from understudy.config.declare import Ge, Gt, Ids, Interval, Positional
 from understudy.config.workers import WorkersConfig
-from understudy.errors import DatasetError
 from understudy.parts import Workers
-from understudy.progress import Progress
+from understudy_base.atomic import refuse_existing, write_text
+from understudy_base.errors import DatasetError
+from understudy_base.progress import Progress
 
 if TYPE_CHECKING:
     from understudy.data.format.catalog import Catalog
@@ -85,7 +85,7 @@ class RangesConfig(WorkersConfig):
 def ranges(config: RangesConfig) -> None:
     """Write the file and print a summary."""
     from understudy.data.selection.select import open_episodes
-    from understudy.records import finite
+    from understudy_base.records import finite
 
     refuse_existing(config.output, "output", None)
     catalog = open_episodes(config.path)

@@ -12,14 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from understudy.atomic import write_text
 from understudy.config.declare import ByHand, Ge, Interval
 from understudy.config.schema import plain
 from understudy.envs.gymnasium_options import GymnasiumOptions
-from understudy.errors import ConfigError
-from understudy.plural import plural
 from understudy.policies.own_code.types import name_by_hand
-from understudy.progress import Progress
+from understudy_base.atomic import write_text
+from understudy_base.errors import ConfigError
+from understudy_base.plural import plural
+from understudy_base.progress import Progress
 
 if TYPE_CHECKING:
     import numpy as np

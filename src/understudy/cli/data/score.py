@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from understudy.atomic import DRAFT_SUFFIX, BeingWritten, hold_folder
 from understudy.config.declare import Ge, Interval, Positional
 from understudy.config.workers import WorkersConfig
-from understudy.cores import available_cores
-from understudy.entry_points import load_entry_point
-from understudy.errors import DatasetError
 from understudy.parts import Workers
-from understudy.progress import Progress
-from understudy.records import Record
+from understudy_base.atomic import DRAFT_SUFFIX, BeingWritten, hold_folder
+from understudy_base.cores import available_cores
+from understudy_base.entry_points import load_entry_point
+from understudy_base.errors import DatasetError
+from understudy_base.progress import Progress
+from understudy_base.records import Record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -175,7 +175,7 @@ def describe(config: ScoreConfig, function: "ValueFunction", tasks: Sequence[str
     import av
     import torch
 
-    from understudy._version import __version__
+    from understudy_base._version import __version__
 
     causes = {
         "policy": dict(function.checksums),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from understudy.config.dataset import SelectionConfig
 from understudy.config.declare import Fraction, Positional
 from understudy.config.help import flag_of
-from understudy.errors import DatasetError
-from understudy.plural import plural
+from understudy_base.errors import DatasetError
+from understudy_base.plural import plural
 
 if TYPE_CHECKING:
     from understudy.data.dataset import EpisodeDataset

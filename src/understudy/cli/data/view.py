@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from understudy.config.declare import Ge, Ids, Interval, Positional
 from understudy.distributed.signals import interrupted_by_signals
-from understudy.errors import ConfigError, DatasetError
-from understudy.optional_packages import PIP_LINES, MissingExtraError, require
-from understudy.plural import plural
-from understudy.progress import Progress
+from understudy_base.errors import ConfigError, DatasetError
+from understudy_base.optional_packages import PIP_LINES, MissingExtraError, require
+from understudy_base.plural import plural
+from understudy_base.progress import Progress
 
 if TYPE_CHECKING:
     from understudy.report.view.viewer import Viewer
@@ -76,8 +76,8 @@ another kind, or a context of (title, [(name, catalog, table rows)] of each data
 def view(config: ViewConfig) -> None:
     """Serve the page until Ctrl-C or SIGTERM, or export it."""
     from understudy.data.format.catalog import INFO
-    from understudy.entry_points import EntryPointError, find_entry_points
     from understudy.report.view.viewer import Source, Viewer, check_folder
+    from understudy_base.entry_points import EntryPointError, find_entry_points
 
     if config.export:
         check_folder(Path(config.export))

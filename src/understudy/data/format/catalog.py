@@ -32,15 +32,15 @@ from understudy.data.format.pairing import check_pairing, pair_by_columns
 from understudy.data.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy.data.format.sensors import Sensor, read_sensors
 from understudy.data.format.views import View, read_view
-from understudy.dataset_address import split_view
-from understudy.errors import DatasetError, MissingFileError
 from understudy.hub.ids import model_id, near_path
 from understudy.plain_values import storable
-from understudy.plural import plural
 from understudy.storage.dataset_root import Files
 from understudy.storage.dataset_version import folder_of, publication_name
 from understudy.storage.mapped_tables import Member, are_many, once_per_group
 from understudy.storage.remote_options import RemoteOptions
+from understudy_base.dataset_address import split_view
+from understudy_base.errors import DatasetError, MissingFileError
+from understudy_base.plural import plural
 
 INFO = "meta/info.json"
 _MARKS = {"v2.0": ("meta/stats.json", INFO), "v2.1": (PER_EPISODE, INFO)}

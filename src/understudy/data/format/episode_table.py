@@ -25,11 +25,11 @@ import numpy as np
 import pyarrow as pa
 
 from understudy.data.format.meta_files import fill_template
-from understudy.errors import DatasetError
 from understudy.plain_values import storable
-from understudy.plural import plural
 from understudy.storage import mapped_tables
 from understudy.storage.dataset_root import Files
+from understudy_base.errors import DatasetError
+from understudy_base.plural import plural
 
 _CHUNK = re.compile(r"chunk-\d+")
 _IN_CHUNK = re.compile(r"((?:[^/]*/)*?)chunk-\d+/(.+)")  # a path by its parts before and in its chunk folder

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from understudy.errors import DatasetError
-from understudy.records import Record
 from understudy.video.depth import RGB, DepthCodes, Pixels
+from understudy_base.errors import DatasetError
+from understudy_base.records import Record
 
 _SCALE = ("depth_min", "depth_max", "shift", "use_log")
 _COLOR_FORMATS = re.compile(r"(yuvj?4\d\dp|nv12|gray|rgb24|bgr24|gbrp)")

@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos, starts_within
 from understudy.data.format.features import Feature
 from understudy.data.format.meta_files import integer_column, read_columns, template_or_default, whole_numbers
-from understudy.errors import DatasetError, EmptyDatasetError
-from understudy.plural import plural
 from understudy.storage.dataset_root import Files
+from understudy_base.errors import DatasetError, EmptyDatasetError
+from understudy_base.plural import plural
 
 
 @dataclass(frozen=True)

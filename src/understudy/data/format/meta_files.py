@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from understudy.errors import DatasetError
 from understudy.storage.dataset_root import Files
+from understudy_base.errors import DatasetError
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from understudy.data.format.episode_table import EpisodeTable
-from understudy.errors import DatasetError, SourceError
 from understudy.storage.dataset_root import Files
+from understudy_base.errors import DatasetError, SourceError
 
 Pairing = Literal["", "files", "columns"]
 """Side that decides which episode rows belong to; "": neither, rows of contradicting files are refused."""

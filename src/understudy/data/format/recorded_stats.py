@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from understudy.booleans import holds_boolean
 from understudy.data.format.meta_files import read_json
-from understudy.errors import DatasetError
-from understudy.records import Record
 from understudy.storage.dataset_root import Files
+from understudy_base.booleans import holds_boolean
+from understudy_base.errors import DatasetError
+from understudy_base.records import Record
 
 Stats = dict[str, dict[str, np.ndarray]]
 """Feature key -> statistic ("min", "max", "mean", "std", "count", "q01", ...) -> float64, (C, 1, 1) for images."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from understudy.data.format.features import INDEX_KEYS, Feature, parse_features
 from understudy.data.format.meta_files import check_template, read_json
-from understudy.errors import DatasetError
 from understudy.storage.dataset_root import Files
+from understudy_base.errors import DatasetError
 
 SENSORS = "meta/sensors.json"
 _FIELDS = ("path", "dtype", "shape", "names", "interpolation", "max_age")

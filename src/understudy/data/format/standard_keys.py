@@ -13,7 +13,7 @@ from difflib import get_close_matches
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS, Feature, join_features, joined_name, key_parts
-from understudy.errors import DatasetError
+from understudy_base.errors import DatasetError
 
 _IMAGES = "observation.image"  # `observation.images.<camera>`, `observation.image`
 _VECTORS = ("action", "observation.state")

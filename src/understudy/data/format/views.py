@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from understudy.atomic import hold_folder, write_bytes, write_text
 from understudy.data.format.episode_table import EpisodeTable
 from understudy.data.format.meta_files import read_json
-from understudy.dataset_address import NAME
-from understudy.errors import DatasetError
 from understudy.storage.dataset_root import Files, as_dataset_error
 from understudy.storage.remote_options import RemoteOptions
+from understudy_base.atomic import hold_folder, write_bytes, write_text
+from understudy_base.dataset_address import NAME
+from understudy_base.errors import DatasetError
 
 FOLDER = "meta/views"
 SETTINGS = (

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from understudy.data.format.features import Feature
-from understudy.errors import DatasetError
+from understudy_base.errors import DatasetError
 
 _REPAIR = "repair the file, or leave the key out with keys=[...]"
 

@@ -18,10 +18,10 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
 from understudy.data.read.columns import to_numpy
 from understudy.data.read.rows import ProcessLocal
-from understudy.errors import DatasetError
-from understudy.lru import LRUCache
 from understudy.storage.dataset_root import with_location
 from understudy.video.orientation import upright
+from understudy_base.errors import DatasetError
+from understudy_base.lru import LRUCache
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000")
 """Formats that Pillow may read. It knows others, some of which run programs."""

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.batch_keys import RETURN, RETURN_IS_PAD
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.layouts import END_IS_CUT
 from understudy.data.read.rows import Rows
-from understudy.errors import DatasetError
 from understudy.storage.mapped_tables import SharedState, share_arrays
+from understudy_base.batch_keys import RETURN, RETURN_IS_PAD
+from understudy_base.errors import DatasetError
 
 if TYPE_CHECKING:
     import torch

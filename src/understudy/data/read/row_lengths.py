@@ -15,8 +15,8 @@ from understudy.data.format import layouts
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.pairing import claimed_episode
 from understudy.data.read.columns import fill_absent, to_numpy
-from understudy.errors import DatasetError, SourceError
 from understudy.video.reader import open_video
+from understudy_base.errors import DatasetError, SourceError
 
 _COLUMNS = ("episode_index", "frame_index", "index")
 

@@ -30,8 +30,8 @@ import numpy as np
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import DEFAULTS, INDEX_KEYS
-from understudy.errors import DatasetError
 from understudy.storage import mapped_tables
+from understudy_base.errors import DatasetError
 
 MAPPED_FILES = max(64, min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
 """Most files that a process has mapped; each takes a file descriptor. A file that is mapped again costs 0.3 ms."""

@@ -30,13 +30,13 @@ from understudy.data.format.pairing import MIXED, PAIRING_FIX, claimed_episode, 
 from understudy.data.read.columns import fill_absent, is_numeric, to_numpy
 from understudy.data.read.row_parts import Footers, Place, RowPart
 from understudy.data.read.row_tables import MAPPED_FILES, RowTables
-from understudy.errors import DatasetError, MissingFileError, SourceError
-from understudy.lru import LRUCache
 from understudy.plain_values import storable
-from understudy.plural import plural
 from understudy.storage import mapped_tables
 from understudy.storage.byte_source import ByteSource
 from understudy.storage.dataset_root import with_location
+from understudy_base.errors import DatasetError, MissingFileError, SourceError
+from understudy_base.lru import LRUCache
+from understudy_base.plural import plural
 
 PART_BYTES = 32 << 20
 """Memory for the rows of single episodes of data files on a server, and as much for footers in use and for freed ones,

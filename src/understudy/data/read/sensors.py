@@ -24,9 +24,9 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.meta_files import fill_template
 from understudy.data.format.sensors import Sensor
 from understudy.data.read.columns import to_numpy
-from understudy.errors import DatasetError
-from understudy.plural import plural
 from understudy.storage import mapped_tables
+from understudy_base.errors import DatasetError
+from understudy_base.plural import plural
 
 SAME = 1e-6
 """Seconds within which two times are equal."""

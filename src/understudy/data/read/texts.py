@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from understudy.batch_keys import PROMPT_METADATA, RESPONSE
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS
 from understudy.data.read.rows import Rows
-from understudy.errors import DatasetError
 from understudy.prompt_metadata import label, metadata_lines
 from understudy.storage.mapped_tables import SharedState, share_arrays
+from understudy_base.batch_keys import PROMPT_METADATA, RESPONSE
+from understudy_base.errors import DatasetError
 
 TASK = "task"
 """Name of the instruction as a response."""

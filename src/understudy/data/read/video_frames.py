@@ -14,10 +14,10 @@ import numpy as np
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import Videos
 from understudy.data.read.rows import ProcessLocal
-from understudy.errors import DatasetError, MissingFileError, SourceError
-from understudy.lru import LRUCache
 from understudy.storage.dataset_root import with_location
 from understudy.video.reader import VideoReader, open_video
+from understudy_base.errors import DatasetError, MissingFileError, SourceError
+from understudy_base.lru import LRUCache
 
 CODEC_NAMES = {"libx264": "h264", "avc1": "h264", "libx265": "hevc", "h265": "hevc", "hvc1": "hevc"}
 CODEC_NAMES |= {"libsvtav1": "av1", "libaom-av1": "av1", "av01": "av1", "hev1": "hevc", "avc3": "h264"}

@@ -30,8 +30,8 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import describe_ids
 from understudy.data.read.rows import Rows
 from understudy.data.selection.select import EPISODE_STRIDE, SelectedFrames, Selection, WeightsIn
-from understudy.errors import DatasetError
 from understudy.storage.mapped_tables import SharedState, share_arrays
+from understudy_base.errors import DatasetError
 
 LARGEST, SMALLEST = 1000.0, 1e-6
 """Bounds of a weight above 0."""

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
-from understudy.errors import DatasetError
 from understudy.plain_values import storable
+from understudy_base.errors import DatasetError
 
 KeepRanges = str | os.PathLike[str] | Mapping[Any, Any]
 """Frame ranges to keep: a JSON file, or its content, key of an episode -> list of [start, end)."""

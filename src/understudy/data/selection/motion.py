@@ -24,9 +24,9 @@ import numpy as np
 from understudy.data.format.catalog import Catalog, catalog_mark, marks
 from understudy.data.format.features import INDEX_KEYS
 from understudy.data.read.rows import Rows
-from understudy.errors import DatasetError
 from understudy.parts import Lost, Part, Workers, cut_parts
 from understudy.plain_values import storable
+from understudy_base.errors import DatasetError
 
 MOTION_SHARE = 0.05
 """Share of a dimension's own speed from which on it moves."""

@@ -16,17 +16,17 @@ from typing import Literal, TypedDict
 
 import numpy as np
 
-from understudy.booleans import holds_boolean
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import describe_ids
 from understudy.data.selection.keep_ranges import KeepRanges, KeepReport, apply_ranges
 from understudy.data.selection.spread import spread_over_tasks
 from understudy.data.selection.where import matching_rows
-from understudy.episode_ids import parse_ids
-from understudy.errors import DatasetError
 from understudy.plain_values import storable
 from understudy.storage.dataset_root import Files
 from understudy.storage.mapped_tables import SharedState, share, share_arrays
+from understudy_base.booleans import holds_boolean
+from understudy_base.episode_ids import parse_ids
+from understudy_base.errors import DatasetError
 
 
 def distinct(values: np.ndarray) -> np.ndarray:

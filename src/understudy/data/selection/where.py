@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
-from understudy.errors import DatasetError, page
-from understudy.records import Record
+from understudy_base.errors import DatasetError, page
+from understudy_base.records import Record
 
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 _ORDERINGS = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}

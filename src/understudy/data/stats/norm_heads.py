@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.read.rows import Rows
 from understudy.data.stats.summary import (
@@ -44,9 +43,10 @@ from understudy.data.stats.summary import (
     uses_range,
     vector_widths,
 )
-from understudy.errors import DatasetError
 from understudy.parts import Workers
-from understudy.progress import Progress
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import DatasetError
+from understudy_base.progress import Progress
 
 FAR = 1e6
 """Distance from the central range, in units, from which a value is an error in every mode."""

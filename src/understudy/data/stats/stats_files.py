@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy import credentials
-from understudy.batch_keys import ACTION, STATE
 from understudy.data.format.features import join_stats
 from understudy.data.format.layouts import read_episode_columns
 from understudy.data.format.meta_files import read_json
 from understudy.data.format.recorded_stats import GLOBAL, PER_EPISODE, Stats, parse_stats, read_per_episode
 from understudy.data.stats.summary import DimensionMode, Statistics, vector_widths
-from understudy.errors import DatasetError, MissingFileError
-from understudy.records import Record
 from understudy.storage.dataset_root import Files
+from understudy_base import credentials
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import DatasetError, MissingFileError
+from understudy_base.records import Record
 
 RECORDED = "recorded"
 """Source name of the statistics in the dataset's own meta/."""

@@ -36,16 +36,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from understudy.atomic import replace_file
-from understudy.batch_keys import ACTION, STATE
 from understudy.data.format.recorded_stats import aggregate
 from understudy.data.read.rows import Rows
 from understudy.data.stats.running import RowSample, compute_moments
-from understudy.errors import DatasetError
 from understudy.parts import Lost, Part, Workers, cut_parts
 from understudy.plain_values import storable
 from understudy.storage.cache_budget import evict_files
 from understudy.storage.mapped_tables import Member, are_many, is_network, once_per_group
+from understudy_base.atomic import replace_file
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import DatasetError
 
 if TYPE_CHECKING:
     from understudy.data.dataset import EpisodeDataset  # imports torch

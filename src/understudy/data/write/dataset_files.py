@@ -22,14 +22,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.atomic import DRAFT_SUFFIX, replace_file, sync, write_text
 from understudy.data.format.features import Feature
 from understudy.data.format.layouts import V3, episode_files
 from understudy.data.stats.running import NAMES, ImageStatistics, PixelStatistics, RunningStatistics
-from understudy.errors import DatasetError
-from understudy.records import Record
 from understudy.storage.dataset_root import Files
 from understudy.video.encode import codec_name, concat_videos
+from understudy_base.atomic import DRAFT_SUFFIX, replace_file, sync, write_text
+from understudy_base.errors import DatasetError
+from understudy_base.records import Record
 
 FILES_PER_CHUNK = 1000
 SMALL_FILES = 1_000_000

@@ -36,8 +36,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from understudy.atomic import draft_path
-from understudy.booleans import is_boolean
 from understudy.data.format.features import DEFAULTS, NUMBERS, Feature
 from understudy.data.format.layouts import episode_files
 from understudy.data.stats.running import ImageStatistics, RunningStatistics, counted_images, image_step
@@ -70,11 +68,13 @@ from understudy.data.write.dataset_files import (
     to_column,
     video_keys,
 )
-from understudy.errors import DatasetError
-from understudy.records import Record
 from understudy.storage.dataset_root import Files
 from understudy.video.encode import VideoEncoder, check_size, codec_name
 from understudy.video.reader import VideoReader, open_video
+from understudy_base.atomic import draft_path
+from understudy_base.booleans import is_boolean
+from understudy_base.errors import DatasetError
+from understudy_base.records import Record
 
 _BATCH = 16  # images in memory
 

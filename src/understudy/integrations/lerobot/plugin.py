@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from understudy.data.dataset import EpisodeDataset
-from understudy.errors import ConfigError, page
 from understudy.load.loader import Loader
 from understudy.load.order_rows import Span, order_facts, rows_of
 from understudy.order import Order
 from understudy.order_file import dataset_facts, write_order_file
+from understudy_base.errors import ConfigError, page
 
 SCRIPT = "lerobot.scripts.lerobot_train"
 ORDER_FILE = "UNDERSTUDY_ORDER"

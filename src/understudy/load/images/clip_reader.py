@@ -30,10 +30,10 @@ import av
 import numpy as np
 
 from understudy.data.dataset import EpisodeDataset
-from understudy.errors import DatasetError
 from understudy.order import Order
 from understudy.video.depth import AnyConverter
 from understudy.video.reader import DecodedImage, VideoReader
+from understudy_base.errors import DatasetError
 
 
 class Cursor:

@@ -19,11 +19,11 @@ import numpy as np
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.read.video_frames import VideoFrames
-from understudy.errors import DatasetError
 from understudy.load.images.clip_reader import Cursors, Timings, write
 from understudy.load.images.disk_cache import ImageFiles, StoredImages
 from understudy.video.depth import AnyConverter
 from understudy.video.reader import DecodedImage, VideoReader
+from understudy_base.errors import DatasetError
 
 _NEAR = 8  # frames to the next key frame that a run extends for
 IDLE_CURSORS = 8

@@ -36,13 +36,13 @@ from pathlib import Path
 import av
 import numpy as np
 
-from understudy._version import __version__
 from understudy.data.dataset import EpisodeDataset
-from understudy.errors import DatasetError, SourceError
 from understudy.storage import locks
 from understudy.storage.byte_source import CHANGED, RESTART
 from understudy.storage.mapped_tables import is_network
 from understudy.video.color import ImageSize
+from understudy_base._version import __version__
+from understudy_base.errors import DatasetError, SourceError
 
 _FORMAT = 1
 _IDENTITY = 32  # bytes

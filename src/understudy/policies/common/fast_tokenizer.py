@@ -22,9 +22,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from understudy.errors import ConfigError
-from understudy.optional_packages import optional_imports
 from understudy.policies.common.lerobot_processors import read_object
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import optional_imports
 
 TOKENIZER, CONFIG = "tokenizer.json", "processor_config.json"
 """Files of a folder."""

@@ -10,8 +10,8 @@ encoded as bytes (byte fallback), so any instruction can be encoded and decoded.
 import io
 from collections.abc import Iterable
 
-from understudy.errors import ConfigError
-from understudy.optional_packages import optional_imports
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import optional_imports
 
 LEAST_IDS = 4 + 1 + 256
 """Ids that every model has: control tokens, the line end and the bytes."""

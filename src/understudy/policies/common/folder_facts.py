@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from understudy.errors import ConfigError
 from understudy.policies.common.lerobot_processors import read_object
+from understudy_base.errors import ConfigError
 
 FACTS = "understudy.json"
 """Name of the file."""

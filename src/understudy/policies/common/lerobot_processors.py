@@ -15,9 +15,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from understudy.batch_keys import STATE
-from understudy.errors import ConfigError
-from understudy.records import Record
+from understudy_base.batch_keys import STATE
+from understudy_base.errors import ConfigError
+from understudy_base.records import Record
 
 LEROBOT, LEROBOT_OUT = "policy_preprocessor.json", "policy_postprocessor.json"
 """Files next to weights."""

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from understudy.batch_keys import ACTION, HEAD, STATE
 from understudy.policies.batch import check_shape, value_of
-from understudy.records import Batch, Record
+from understudy_base.batch_keys import ACTION, HEAD, STATE
+from understudy_base.records import Batch, Record
 
 
 class Affine(nn.Module):

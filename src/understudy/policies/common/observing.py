@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.batch_keys import STATE
 from understudy.policies.batch import check_image, check_shape, prompts_of, value_of
 from understudy.policies.common.encoders import ImageEncoder, TextEncoder
 from understudy.policies.common.layers import Linear
 from understudy.policies.common.normalizer import state_now
 from understudy.policies.common.streams import StreamPolicy
-from understudy.records import Batch, Record
+from understudy_base.batch_keys import STATE
+from understudy_base.records import Batch, Record
 
 TOKENS = "task_tokens"
 """Key of a batch with `byte_tokens` [B, L] in place of the instructions, for graphs."""

@@ -19,7 +19,7 @@ from understudy.contract.facts import (
 from understudy.contract.mismatch import Mismatch
 from understudy.policies.common.lerobot_processors import read_object
 from understudy.policies.contracts.tensors import tensor_shapes, unfit, weights_digest
-from understudy.records import Record
+from understudy_base.records import Record
 
 METADATA = "experiment_cfg/metadata.json"
 PROCESSOR, STATISTICS = "processor_config.json", "statistics.json"

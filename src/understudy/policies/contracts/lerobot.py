@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from understudy.batch_keys import ACTION, STATE
 from understudy.checksums import file_sha256
 from understudy.contract.facts import (
     CameraFacts,
@@ -16,7 +15,6 @@ from understudy.contract.facts import (
     VectorFacts,
 )
 from understudy.contract.mismatch import Mismatch
-from understudy.errors import ConfigError
 from understudy.policies.common.lerobot_processors import (
     LEROBOT,
     LEROBOT_OUT,
@@ -28,7 +26,9 @@ from understudy.policies.common.lerobot_processors import (
 from understudy.policies.contracts.tensors import Shapes, tensor_shapes, unfit, weights_digest
 from understudy.policies.pi05.normalization import KINDS, RANGES
 from understudy.policies.pi05.released_keys import is_adaptive
-from understudy.records import Record
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import ConfigError
+from understudy_base.records import Record
 
 Statistics = Mapping[str, Mapping[str, np.ndarray]]
 _NEEDED = {"MEAN_STD": ("mean", "std"), **RANGES}

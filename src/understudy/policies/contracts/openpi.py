@@ -12,7 +12,7 @@ from understudy.policies.common.lerobot_processors import find_padding, read_obj
 from understudy.policies.contracts.tensors import tensor_shapes, unfit, weights_digest
 from understudy.policies.pi05.normalization import OPENPI, openpi_files
 from understudy.policies.pi05.released_keys import is_adaptive
-from understudy.records import Record
+from understudy_base.records import Record
 
 _KEYS = {"state": "observation.state", "actions": "action"}
 

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import ACTION, HEAD, STATE, TASK
 from understudy.policies.common.encoders import byte_tokens
 from understudy.policies.common.observing import TOKENS
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.graph import GraphInput, PolicyGraph
+from understudy_base.batch_keys import ACTION, HEAD, STATE, TASK
 
 
 class FlowGraph(PolicyGraph):

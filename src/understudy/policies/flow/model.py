@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.batch_keys import ACTION
 from understudy.policies.batch import check_shape
 from understudy.policies.common.flow_matching import (
     Field,
@@ -39,7 +38,8 @@ from understudy.policies.common.streams import KEY_OF, VALIDATION_DRAWS, Stream,
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.losses import Imagined, Loss, masked_squared_error, valid_elements
-from understudy.records import Batch, Record
+from understudy_base.batch_keys import ACTION
+from understudy_base.records import Batch, Record
 
 Integrate = Callable[[Field, Tensor, int], Tensor]
 """(velocity field, noise [B, T, dim], steps) -> [B, T, dim]."""

@@ -8,9 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import ACTION, STATE
-from understudy.errors import ConfigError
-from understudy.optional_packages import optional_imports
 from understudy.policies.batch import check_shape, value_of
 from understudy.policies.common.normalizer import state_now
 from understudy.policies.common.settings import POLICY
@@ -18,7 +15,10 @@ from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.lerobot.adapter import GivenNoise, LerobotPolicy, build_errors
 from understudy.policies.lerobot.settings import LerobotActConfig
 from understudy.policies.losses import Loss, padded_elements, valid_elements
-from understudy.records import Batch, Record
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import optional_imports
+from understudy_base.records import Batch, Record
 
 L1, KL = "l1", "kl"
 LATENT = "latent"

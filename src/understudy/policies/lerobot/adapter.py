@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from understudy.errors import ConfigError
 from understudy.policies.batch import check_image, value_of
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.lerobot.settings import ColorSettings, LerobotConfig
 from understudy.policies.policy import Policy
-from understudy.records import Batch, Record
+from understudy_base.errors import ConfigError
+from understudy_base.records import Batch, Record
 
 _EPS = 1e-8  # LeRobot adds it to deviations
 

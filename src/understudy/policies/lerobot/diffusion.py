@@ -10,8 +10,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from understudy.batch_keys import ACTION, STATE
-from understudy.optional_packages import optional_imports
 from understudy.policies.batch import STATES, check_shape, split_states, value_of
 from understudy.policies.common.normalizer import blanked
 from understudy.policies.common.settings import POLICY
@@ -19,7 +17,9 @@ from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.lerobot.adapter import GivenNoise, LerobotPolicy, build_errors
 from understudy.policies.lerobot.settings import LerobotDiffusionConfig
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
-from understudy.records import Batch, Record
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.optional_packages import optional_imports
+from understudy_base.records import Batch, Record
 
 DIFFUSION = "diffusion"
 VALIDATION_DRAWS = 4

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from understudy.batch_keys import ACTION, STATE
-from understudy.errors import ConfigError
 from understudy.policies.common.lerobot_processors import (
     BEFORE,
     DEVICE,
@@ -31,7 +29,9 @@ from understudy.policies.folder_formats import ForeignFolder, Robot
 from understudy.policies.lerobot.settings import IDENTITY, LerobotConfig, LerobotSettings
 from understudy.policies.pi05.normalization import read_lerobot
 from understudy.policies.registry import policy_type, stored_type
-from understudy.records import Record
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import ConfigError
+from understudy_base.records import Record
 
 EPS = 1e-8
 

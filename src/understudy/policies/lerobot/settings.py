@@ -13,12 +13,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from understudy.batch_keys import ACTION, STATE
-from understudy.errors import ConfigError
-from understudy.optional_packages import optional_imports
 from understudy.policies.common.lerobot_processors import VISUAL, read_object
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType, imported, stored_type
-from understudy.records import Record
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import optional_imports
+from understudy_base.records import Record
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IDENTITY = {"image_mean": [0.0] * 3, "image_std": [1.0 - 1e-8] * 3}

@@ -11,9 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.batch_keys import ACTION
-from understudy.errors import ConfigError
-from understudy.optional_packages import optional_imports
 from understudy.policies.batch import check_shape, prompts_of, value_of
 from understudy.policies.common.flow_matching import released_times
 from understudy.policies.common.normalizer import state_now
@@ -24,7 +21,10 @@ from understudy.policies.lerobot.settings import LerobotSmolvlaConfig
 from understudy.policies.losses import Detail, Loss, padded_elements, valid_elements
 from understudy.policies.pi05.released_keys import WeightsError
 from understudy.policies.weight_files import WeightFiles, fill_state
-from understudy.records import Batch, Record
+from understudy_base.batch_keys import ACTION
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import optional_imports
+from understudy_base.records import Batch, Record
 
 TOKENS, TOKENS_MASK = "language_tokens", "language_tokens_mask"
 """Keys of a prepared batch: tokens of the instructions, int64 [B, L], and bool [B, L], False where they are padding."""

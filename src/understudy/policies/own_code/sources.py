@@ -281,7 +281,10 @@ def installed_folders() -> frozenset[str]:
     folders = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders.update(site.getsitepackages())
     folders.add(site.getusersitepackages())
-    folders.add(str(Path(__file__).parents[2]))  # this package, wherever it lies
+    for name in [name for name in sys.modules if name.startswith("understudy") and "." not in name]:
+        file = getattr(sys.modules[name], "__file__", None)  # these packages, wherever they lie
+        if file and not name.startswith("understudy_policy_"):
+            folders.add(str(Path(file).parents[1]))
     folders.update(entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages"))
     for folder in list(folders):
         for file in sorted(Path(folder).glob("*.pth")):

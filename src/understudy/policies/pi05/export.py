@@ -31,8 +31,6 @@ from typing import Any
 
 import numpy as np
 
-from understudy.batch_keys import ACTION, STATE
-from understudy.errors import ConfigError
 from understudy.policies.common.folder_facts import FACTS
 from understudy.policies.common.lerobot_processors import (
     BEFORE,
@@ -49,7 +47,9 @@ from understudy.policies.pi05.normalization import OPENPI, OPENPI_EPS
 from understudy.policies.pi05.released_folder import SIZES, variant
 from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
 from understudy.policies.pi05.text import TOKENIZER
-from understudy.records import Record
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import ConfigError
+from understudy_base.records import Record
 
 
 def check_prompts(config: Pi05PolicyConfig, tool: str) -> None:

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.optional_packages import require
 from understudy.policies.weight_files import JAX, TensorReader, digest_files, find_tree
+from understudy_base.optional_packages import require
 
 Shape = Sequence[int]
 

@@ -17,8 +17,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from understudy.batch_keys import ACTION, STATE
-from understudy.errors import ConfigError
 from understudy.policies.common.folder_facts import FACTS, read_facts
 from understudy.policies.common.lerobot_processors import (
     LEROBOT,
@@ -30,7 +28,9 @@ from understudy.policies.common.lerobot_processors import (
     read_statistics,
     to_numbers,
 )
-from understudy.records import Record
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import ConfigError
+from understudy_base.records import Record
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from understudy.batch_keys import ACTION, STATE
 from understudy.policies.batch import STATES, STATES_IS_PAD, check_shape, split_states, value_of
 from understudy.policies.common.flow_matching import (
     Field,
@@ -63,7 +62,8 @@ from understudy.policies.pi05.targets import (
 from understudy.policies.pi05.tokenize_batch import Shared, Texts
 from understudy.policies.policy import Policy
 from understudy.policies.weight_files import StoredRows, TensorReader, fill_parameters
-from understudy.records import Batch, Record
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.records import Batch, Record
 
 VALIDATION_DRAWS = 8
 """Noises and flow times per sample of a validation."""

@@ -25,8 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from understudy.batch_keys import ACTION, STATE
-from understudy.errors import ConfigError
 from understudy.policies.common.folder_facts import FACTS, read_facts
 from understudy.policies.common.lerobot_processors import VISUAL, read_features, read_object
 from understudy.policies.common.settings import TowerSizes
@@ -35,7 +33,9 @@ from understudy.policies.pi05.normalization import Stored, find_normalization
 from understudy.policies.pi05.released_keys import EMBEDDING, HEAD, Shapes, canonical, is_adaptive, own_name
 from understudy.policies.registry import stored_type
 from understudy.policies.weight_files import open_weights
-from understudy.records import Record
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import ConfigError
+from understudy_base.records import Record
 
 logger = logging.getLogger(__name__)
 

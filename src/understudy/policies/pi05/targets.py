@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.batch_keys import ACTION
 from understudy.policies.batch import STATES_IS_PAD, check_image, check_shape, host_values, to_device, value_of
 from understudy.policies.common.flow_matching import given_actions, noisy_actions, velocity
 from understudy.policies.common.images import blank, letterbox
@@ -21,7 +20,8 @@ from understudy.policies.draws import Draws
 from understudy.policies.losses import Loss, masked_squared_error
 from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.network import Frames, Observation, Pi0Network, Tail
-from understudy.records import Batch
+from understudy_base.batch_keys import ACTION
+from understudy_base.records import Batch
 
 TEXT, FAST = "text", "fast"
 """Loss terms of predicted tokens."""

@@ -26,10 +26,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
-from understudy.errors import ConfigError
-from understudy.optional_packages import optional_imports
 from understudy.policies.common import fast_tokenizer
 from understudy.policies.pi05.normalization import NormalizationSettings
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import optional_imports
 
 TOKENIZER = "tokenizer.model"
 """Name of PaliGemma's sentencepiece model in a folder."""

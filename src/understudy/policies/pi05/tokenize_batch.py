@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import ACTION, CUT_SUFFIX, RESPONSE, STATE
-from understudy.errors import ConfigError
 from understudy.policies.batch import check_shape, prompts_of, value_of
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.common.normalizer import Normalizer, state_now
 from understudy.policies.pi05.text import Rows, TextSettings, TextTokenizer, find_tokenizer, state_bins
-from understudy.records import Batch
+from understudy_base.batch_keys import ACTION, CUT_SUFFIX, RESPONSE, STATE
+from understudy_base.errors import ConfigError
+from understudy_base.records import Batch
 
 CUT = {
     "prompts": f"prompt{CUT_SUFFIX}",

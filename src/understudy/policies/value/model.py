@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.batch_keys import RETURN, RETURN_IS_PAD
 from understudy.policies.batch import check_shape, value_of
 from understudy.policies.common.layers import Linear, layer_norm, zero_init
 from understudy.policies.common.observing import ObservingPolicy
@@ -23,7 +22,8 @@ from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.targets import packing_of
 from understudy.policies.policy import Policy
 from understudy.policies.value.config import SUCCESS, TIME, Pi05ValueConfig, ValueConfig
-from understudy.records import Batch, Record
+from understudy_base.batch_keys import RETURN, RETURN_IS_PAD
+from understudy_base.records import Batch, Record
 
 VALUE, ERROR, ACCURACY = "value", "l1", "accuracy"
 

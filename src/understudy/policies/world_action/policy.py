@@ -11,7 +11,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from understudy.batch_keys import ACTION, MODE
 from understudy.policies.batch import check_image, check_shape, value_of
 from understudy.policies.common.flow_matching import euler, noisy_actions, shift_times, spread_times, velocity
 from understudy.policies.common.images import letterbox
@@ -25,7 +24,8 @@ from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.targets import Extent, widened
 from understudy.policies.world_action.config import WorldActionConfig
 from understudy.policies.world_action.network import CHANGE, Future, to_images, to_patches
-from understudy.records import Batch, Record
+from understudy_base.batch_keys import ACTION, MODE
+from understudy_base.records import Batch, Record
 
 IMAGE_SHIFT = 8.0
 """Shift of the flow times of images towards noise. A patch has hundreds of correlated numbers: at even times their

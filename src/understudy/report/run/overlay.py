@@ -15,12 +15,12 @@ import numpy as np
 
 from understudy.config.schema import flat, plain
 from understudy.config.train import TrainConfig
-from understudy.records import Record, Records
 from understudy.report.intervals import paired_difference, success_difference
 from understudy.report.page import COLORS, Block
 from understudy.report.run.tables import aligned
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.validation.episode_sums import read_validated
+from understudy_base.records import Record, Records
 
 HEAD = ("runs", "group", "first", "other", "difference", "95 % interval")
 LOSS = "validation loss"

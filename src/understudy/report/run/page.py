@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.records import Batch, Record, Records
 from understudy.report.curves import chart, line, record_line
 from understudy.report.page import (
     COLORS,
@@ -44,6 +43,7 @@ from understudy.report.step_profile import render_sources, render_step
 from understudy.train.checkpoint.export import describe_policy
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track.metrics_file import FALL, Verdict, compare_losses
+from understudy_base.records import Batch, Record, Records
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig
@@ -91,7 +91,7 @@ def write_report(
     Raises:
         ConfigError: There is no run, or another file at `path`.
     """
-    from understudy.atomic import write_text
+    from understudy_base.atomic import write_text
 
     first = read_run(root)
     run = RunDir(root)
@@ -180,8 +180,8 @@ def summarize(verdict: Verdict) -> str:
 
 def _latest_state(run: RunDir) -> dict[str, Any]:
     """State of the latest checkpoint; empty without one, and for a damaged one: a report is still useful."""
-    from understudy.errors import CheckpointError
     from understudy.train.checkpoint import checkpoint
+    from understudy_base.errors import CheckpointError
 
     latest = checkpoint.find_latest(run.checkpoints)
     with suppress(CheckpointError):
@@ -262,8 +262,8 @@ def _open_data(config: Any, record: Record) -> "RunData":
 
 def _first_batch(config: Any, record: Record, opened: "Callable[[], RunData]") -> Blocks:
     """Render the first samples of step 0, or the reason why they are unavailable."""
-    from understudy.errors import DatasetError
     from understudy.train.data.run_data import first_batch
+    from understudy_base.errors import DatasetError
 
     try:
         batch, cameras = first_batch(config, order=record.get("order"), data=opened())
@@ -316,7 +316,7 @@ def _changed_settings(config: "TrainConfig") -> Block:
     """Render the settings that differ from the defaults of a run with this type of policy."""
     from understudy.config.schema import differences, validate_new
     from understudy.config.train import TrainConfig
-    from understudy.optional_packages import MissingExtraError
+    from understudy_base.optional_packages import MissingExtraError
 
     usual, steps = TrainConfig(steps=config.steps, policy=type(config.policy)()), TrainConfig().steps
     with suppress(MissingExtraError):  # then the table has the defaults of every run

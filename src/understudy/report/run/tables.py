@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from understudy.policies.common.settings import is_trained
-from understudy.records import Record
 from understudy.train.validation.metrics import notes_on_groups
+from understudy_base.records import Record
 
 KINDS = {"heads": "norm head", "sources": "source", "tasks": "task"}
 

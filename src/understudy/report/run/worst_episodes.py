@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.batch_keys import ACTION
 from understudy.data.read.recorded_images import RecordedImages
 from understudy.data.read.rows import Rows
-from understudy.errors import DatasetError, UnderstudyError, is_out_of_memory, summarize
-from understudy.records import Record, Records
 from understudy.report.curves import bucketed_line, chart, line
 from understudy.report.page import Block, Blocks, as_rgb, card, film, fold, grid, text
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.validation.episode_sums import EpisodeSums, read_validated
+from understudy_base.batch_keys import ACTION
+from understudy_base.errors import DatasetError, UnderstudyError, is_out_of_memory, summarize
+from understudy_base.records import Record, Records
 
 if TYPE_CHECKING:
     from understudy.data.format.catalog import Catalog

@@ -17,9 +17,9 @@ from understudy.check.findings import Place
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS, Feature
 from understudy.data.read.rows import Rows
-from understudy.errors import DatasetError
-from understudy.records import Record
 from understudy.report.curves import numbers, ranges
+from understudy_base.errors import DatasetError
+from understudy_base.records import Record
 
 BUCKETS = 2000
 """Longest curve; longer episodes have the least and the largest value of each bucket of frames."""

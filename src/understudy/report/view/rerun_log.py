@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.atomic import replace_file
 from understudy.data.format.catalog import Catalog
-from understudy.errors import ConfigError
-from understudy.optional_packages import optional_imports
-from understudy.records import Record
 from understudy.report.view.episodes import Columns, text_lanes
 from understudy.report.view.sheets import Sheets
+from understudy_base.atomic import replace_file
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import optional_imports
+from understudy_base.records import Record
 
 if TYPE_CHECKING:
     import rerun

@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from understudy.errors import DatasetError, UnderstudyError
 from understudy.report.view.viewer import Resource, UnknownResource, Viewer
+from understudy_base.errors import DatasetError, UnderstudyError
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from PIL import Image
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.read.recorded_images import RecordedImages
-from understudy.lru import LRUCache
 from understudy.report.page import as_rgb
+from understudy_base.lru import LRUCache
 
 WIDEST = 640
 """Pixels of the longer side of a frame; larger ones are reduced."""

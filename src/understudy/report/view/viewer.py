@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from understudy.atomic import create_folder
-from understudy.batch_keys import ACTION
 from understudy.data.format.catalog import Catalog
 from understudy.data.selection.keep_ranges import KeepRanges
 from understudy.data.selection.select import Selection
-from understudy.errors import ConfigError, DatasetError
-from understudy.records import Record
 from understudy.report.curves import numbers
 from understudy.report.page import COLORS, STATIC, render_file
 from understudy.report.view.episodes import BLOCK, Columns, Findings, lane, text_lanes
 from understudy.report.view.sheets import Sheets
+from understudy_base.atomic import create_folder
+from understudy_base.batch_keys import ACTION
+from understudy_base.errors import ConfigError, DatasetError
+from understudy_base.records import Record
 
 PAGE = 100
 """Episodes of a page of the list."""

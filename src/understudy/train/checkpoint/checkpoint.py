@@ -32,12 +32,12 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from understudy.atomic import sync, write_text
 from understudy.config.train import CheckpointConfig
-from understudy.errors import CheckpointError
-from understudy.records import Record
 from understudy.train.checkpoint import checkpoint, checksums, tensor_files
 from understudy.train.checkpoint.tensor_files import FROZEN, INDEX, PREFIX
+from understudy_base.atomic import sync, write_text
+from understudy_base.errors import CheckpointError
+from understudy_base.records import Record
 
 FORMAT = 2
 """Version of the format; another one is refused. Format 1 had no settings in its state."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from understudy.records import Record
+from understudy_base.records import Record
 
 SEAL, FILES = "seal", "files"
 BLOCK = 1 << 22

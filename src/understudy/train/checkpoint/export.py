@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from understudy.config.declare import Count, Natural, Positional
-from understudy.entry_points import load_entry_point
-from understudy.errors import ConfigError
+from understudy_base.entry_points import load_entry_point
+from understudy_base.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,8 +81,8 @@ def export(config: ExportConfig) -> None:
     if config.format != "understudy":
         load_entry_point(FORMATS, config.format, f"the format {config.format} of exports", "zoo")(config)
         return
-    from understudy.atomic import refuse_existing
     from understudy.policies import policy_folder
+    from understudy_base.atomic import refuse_existing
 
     source, record, facts = read_run(config)
     target = Path(config.output_dir or Path(config.run) / "export")

@@ -4,16 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from understudy.atomic import create_folder
 from understudy.checksums import write_checksums
 from understudy.contract.facts import FILE, CameraFacts, write_contract
-from understudy.errors import ConfigError
-from understudy.optional_packages import require
 from understudy.policies import folder_formats, policy_folder
 from understudy.policies import graph as files
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.registry import policy_type
-from understudy.records import Record
 from understudy.train.checkpoint.export import (
     ExportConfig,
     describe_source,
@@ -22,6 +18,10 @@ from understudy.train.checkpoint.export import (
     print_written,
     read_run,
 )
+from understudy_base.atomic import create_folder
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import require
+from understudy_base.records import Record
 
 
 def export_folder(config: ExportConfig) -> None:

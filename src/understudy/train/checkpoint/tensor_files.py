@@ -23,8 +23,8 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.checkpoint import FileSystemReader, metadata
 
-from understudy.records import Record
 from understudy.train.checkpoint import checksums
+from understudy_base.records import Record
 
 FROZEN = "frozen"
 """Folder of the tensors that never change."""

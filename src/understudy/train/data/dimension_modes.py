@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from understudy.batch_keys import ACTION, STATE
 from understudy.config.data import REST, DataConfig
 from understudy.data.stats.summary import DimensionMode, Mode
-from understudy.errors import ConfigError
-from understudy.records import Record
 from understudy.train.data.run_data import RunData
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import ConfigError
+from understudy_base.records import Record
 
 _MOST_LISTED = 40
 

@@ -19,18 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from understudy.batch_keys import ACTION, STATE
-from understudy.credentials import redact
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.read.rows import Rows
 from understudy.data.stats.far_values import FAR, NARROW, confront, rounding
 from understudy.data.stats.norm_heads import name_dimensions
 from understudy.data.stats.stats_files import RECORDED
 from understudy.data.stats.summary import LEAST_SHARE, TINY, DimensionMode, Statistics, check_finite, vector_widths
-from understudy.errors import DatasetError
 from understudy.order.random import make_key, permutation
-from understudy.records import Record
 from understudy.train.data.run_data import RunData
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.credentials import redact
+from understudy_base.errors import DatasetError
+from understudy_base.records import Record
 
 ROWS = 100_000
 """Most rows of a sample of all sources."""

@@ -15,8 +15,6 @@ import av
 import numpy as np
 import torch
 
-from understudy._version import __version__
-from understudy.batch_keys import ACTION, STATE
 from understudy.config.train import TrainConfig
 from understudy.contract.camera_print import CameraPrint, shrink
 from understudy.contract.facts import (
@@ -28,20 +26,22 @@ from understudy.contract.facts import (
     VectorFacts,
     read_stated,
 )
-from understudy.credentials import redact
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.meta_files import read_json
 from understudy.data.stats.norm_heads import compute_statistics
 from understudy.data.stats.summary import DimensionMode, Statistics
-from understudy.errors import DatasetError, SourceError
 from understudy.load.instructions import split_task
 from understudy.parts import Workers
 from understudy.policies.policy_folder import digests
-from understudy.progress import Progress
 from understudy.train.data.dimension_modes import describe_modes, dimension_modes
 from understudy.train.data.run_data import RunData, dataset_fingerprint, head_members
 from understudy.train.track import metrics_file
+from understudy_base._version import __version__
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.credentials import redact
+from understudy_base.errors import DatasetError, SourceError
+from understudy_base.progress import Progress
 
 IMAGES = 48
 """Images of each camera and norm head whose appearance is measured."""

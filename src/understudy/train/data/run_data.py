@@ -17,20 +17,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from understudy.batch_keys import ACTION, PROMPT_METADATA, STATE
-from understudy.bytesize import parse_bytes
 from understudy.config.data import NONE, DataConfig
 from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
-from understudy.cores import MOST_LOADER_THREADS, fair_threads
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog, Opening, read_tables_of_many
 from understudy.data.format.standard_keys import suggest_key
 from understudy.data.read.texts import prompt_names
 from understudy.data.stats.norm_heads import Member
-from understudy.dataset_address import split_view
 from understudy.distributed.mesh import Mesh
-from understudy.errors import ConfigError, DatasetError, SourceError
 from understudy.load.choose_order import choose_order
 from understudy.load.instructions import split_task
 from understudy.load.loader import Batch, Loader
@@ -38,7 +33,6 @@ from understudy.load.mixed_batches import Mixture, UnlikeSourcesError
 from understudy.order import Order
 from understudy.policies.registry import policy_type
 from understudy.prompt_metadata import FORMAT, add_metadata
-from understudy.records import Record
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.augment_batch import apply_augmentation
 from understudy.train.data.fingerprint import Request as FileRequest
@@ -57,6 +51,12 @@ from understudy.train.data.sources import (
     with_view,
 )
 from understudy.train.precision import compute_dtype
+from understudy_base.batch_keys import ACTION, PROMPT_METADATA, STATE
+from understudy_base.bytesize import parse_bytes
+from understudy_base.cores import MOST_LOADER_THREADS, fair_threads
+from understudy_base.dataset_address import split_view
+from understudy_base.errors import ConfigError, DatasetError, SourceError
+from understudy_base.records import Record
 
 _T = TypeVar("_T")
 

@@ -8,16 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from understudy.batch_keys import ACTION
 from understudy.config.train import TrainConfig
 from understudy.data.check_files import broken_episodes
 from understudy.data.stats.norm_heads import compute_normalization as normalize_heads
 from understudy.data.stats.stats_files import read_stats_file
 from understudy.data.stats.summary import DimensionMode, Mode, Statistics, vector_widths
-from understudy.errors import DatasetError, SourceError
 from understudy.parts import Workers
 from understudy.policies.registry import check_start
-from understudy.records import Record
 from understudy.train.data.dimension_modes import check_identity, dimension_modes, rest_mode
 from understudy.train.data.given_figures import (
     OF_HEAD,
@@ -34,6 +31,9 @@ from understudy.train.data.given_figures import (
 )
 from understudy.train.data.run_data import RunData, for_each_source, head_members
 from understudy.train.data.source_faults import join_errors
+from understudy_base.batch_keys import ACTION
+from understudy_base.errors import DatasetError, SourceError
+from understudy_base.records import Record
 
 HeadStatistics = dict[str, dict[str, Statistics]]
 """Norm head -> key -> statistics."""

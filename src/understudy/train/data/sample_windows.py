@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from understudy.batch_keys import ACTION, STATE
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError
 from understudy.policies.observation_history import seen_times
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import ConfigError
 
 FARTHEST = 2**16
 """Largest offset of a window in frames, as the longest chunk."""

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from understudy.batch_keys import ACTION, STATE
 from understudy.config.dataset import SourceConfig
 from understudy.config.schema import plain
-from understudy.errors import DatasetError
 from understudy.train.data.sources import BadEpisodesError, Source
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import DatasetError
 
 MOST_LISTED = 200
 """Sources up to which the settings without the wrong ones are printed whole."""

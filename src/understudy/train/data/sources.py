@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from understudy.batch_keys import ACTION, STATE
 from understudy.config.data import NONE, DataConfig
 from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
@@ -25,11 +24,12 @@ from understudy.data.selection.select import SegmentTable, Selection, common, di
 from understudy.data.selection.where import matching_rows
 from understudy.data.stats.norm_heads import head_name
 from understudy.data.time_windows import frame_offsets, reach
-from understudy.errors import DatasetError
-from understudy.records import Record
 from understudy.storage.mapped_tables import share
 from understudy.train.data.sample_windows import sample_windows
 from understudy.video.color import ImageSize, Resize
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import DatasetError
+from understudy_base.records import Record
 
 
 class BadEpisodesError(DatasetError):

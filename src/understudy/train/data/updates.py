@@ -20,17 +20,17 @@ from typing import Any
 
 import numpy as np
 
-from understudy.atomic import write_bytes
 from understudy.config.train import TrainConfig
 from understudy.data.format.episode_table import describe_ids
 from understudy.order import Order
-from understudy.plural import plural
-from understudy.records import Record
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.frames_file import EPISODE, VALIDATION, frames_content, read_frames
 from understudy.train.data.run_data import RunData, dataset_fingerprint, episodes_within, file_digests
 from understudy.train.data.sources import appended_episodes, spell_out
+from understudy_base.atomic import write_bytes
+from understudy_base.plural import plural
+from understudy_base.records import Record
 
 
 def recorded_sources(record: Record, updates: Sequence[Record] = ()) -> list[dict[str, Any]]:

@@ -24,18 +24,13 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.flop_counter import FlopCounterMode
 
-from understudy.batch_keys import ACTION, TASK
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import CheckpointMode, without_checkpointing
 from understudy.distributed.mesh import DIMENSIONS, Mesh, mesh_shape
-from understudy.errors import ConfigError
 from understudy.optim.state import local
-from understudy.optional_packages import MissingExtraError
 from understudy.policies.draws import make_draws
 from understudy.policies.weight_files import WeightFiles
-from understudy.progress import Progress
-from understudy.records import Batch, Record
 from understudy.train.data.run_data import (
     RunData,
     instructions,
@@ -49,6 +44,11 @@ from understudy.train.micro_batches import check_budget, largest_part
 from understudy.train.paths import with_local_files
 from understudy.train.profiling.live_bytes import LiveBytes, forget_values, without_values
 from understudy.train.state import TrainState, assemble, build_on_meta
+from understudy_base.batch_keys import ACTION, TASK
+from understudy_base.errors import ConfigError
+from understudy_base.optional_packages import MissingExtraError
+from understudy_base.progress import Progress
+from understudy_base.records import Batch, Record
 
 logger = logging.getLogger(__name__)
 

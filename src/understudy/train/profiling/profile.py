@@ -21,13 +21,10 @@ from typing import Any, Final, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from understudy._version import __version__
 from understudy.config.schema import override, plain
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import join_mesh
 from understudy.load.loader import Loader
-from understudy.records import Record
-from understudy.temporary import temporary_folder
 from understudy.train.data.run_data import make_loader, make_order, open_data
 from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.loop import StepRunner
@@ -46,6 +43,9 @@ from understudy.train.profiling.plan import (
 )
 from understudy.train.state import TrainState, init_train_state
 from understudy.train.track.trackers import MetricsLog
+from understudy_base._version import __version__
+from understudy_base.records import Record
+from understudy_base.temporary import temporary_folder
 
 PHASES: Final = (
     "data wait",

@@ -30,10 +30,10 @@ from typing import Any
 
 import numpy as np
 
-from understudy.atomic import path_in_errors, write_text
-from understudy.errors import ConfigError
-from understudy.records import Record, Records, finite
 from understudy.train.track import metrics_file
+from understudy_base.atomic import path_in_errors, write_text
+from understudy_base.errors import ConfigError
+from understudy_base.records import Record, Records, finite
 
 NAME = "metrics.jsonl"
 """Name of the file in a run directory."""

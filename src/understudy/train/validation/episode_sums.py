@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.atomic import write_bytes
-from understudy.records import Record
+from understudy_base.atomic import write_bytes
+from understudy_base.records import Record
 
 if TYPE_CHECKING:
     from understudy.load.validation_data import ValidationData

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import ACTION, MODE
-from understudy.errors import ConfigError
 from understudy.load.validation_data import UNREADABLE, ValidationData
 from understudy.policies.batch import from_present
 from understudy.policies.common.normalizer import of_head
 from understudy.policies.common.settings import FLOW, MODES, POLICY, TRAINS
 from understudy.policies.policy import Policy
-from understudy.records import Batch
 from understudy.train.augment_batch import batch_to_device, draw_on_device
 from understudy.train.state import TrainState
+from understudy_base.batch_keys import ACTION, MODE
+from understudy_base.errors import ConfigError
+from understudy_base.records import Batch
 
 STEPS = 10
 """Euler steps of the sampling."""

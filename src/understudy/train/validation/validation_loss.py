@@ -22,22 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import MODE, TASK
-from understudy.bytesize import parse_bytes
 from understudy.config.train import TrainConfig
-from understudy.cores import fair_threads
 from understudy.distributed.compile import attention_kernels
 from understudy.distributed.mesh import Mesh, reshard_weights
 from understudy.distributed.signals import Stop
-from understudy.errors import DatasetError, RankError, is_wrong_input
 from understudy.load.validation_data import UNREADABLE, ValidationData, prefetch_chunks, share_chunks
 from understudy.order.random import make_key
 from understudy.policies.common.settings import FLOW, FORWARD, MODES, POLICY, TRAINS
 from understudy.policies.draws import keyed_generators
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy, evaluating
-from understudy.progress import Progress, tqdm
-from understudy.records import Record
 from understudy.train.augment_batch import batch_to_device, draw_on_device
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import RunData
@@ -54,6 +48,12 @@ from understudy.train.validation.metrics import (
     one_group,
 )
 from understudy.train.validation.open_loop import OpenLoop
+from understudy_base.batch_keys import MODE, TASK
+from understudy_base.bytesize import parse_bytes
+from understudy_base.cores import fair_threads
+from understudy_base.errors import DatasetError, RankError, is_wrong_input
+from understudy_base.progress import Progress, tqdm
+from understudy_base.records import Record
 
 BATCH = 128
 """Most samples of a chunk, where the training has larger forward passes."""

@@ -28,7 +28,6 @@ from typing import NamedTuple
 
 import av
 
-from understudy.errors import DatasetError
 from understudy.video.index import PacketRun
 from understudy.video.native.ffmpeg import (
     PYAV_MAJOR,
@@ -38,6 +37,7 @@ from understudy.video.native.ffmpeg import (
     native_mode,
 )
 from understudy.video.packets import make_packet
+from understudy_base.errors import DatasetError
 
 COMPILED = Path(__file__).with_name("_loops.so")
 """The compiled file, written by `hatch_build.py`."""

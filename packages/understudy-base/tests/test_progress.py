@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from understudy import progress
-from understudy.progress import Progress
+from understudy_base import progress
+from understudy_base.progress import Progress
 
 LINE = re.compile(
     r"(?P<what>\w+): (?P<done>[\d,]+) of (?P<total>[\d,]+) frames \(\d+%\), [\d.,]+/s(, [\d.]+ \w+ left)?"
@@ -149,7 +149,7 @@ def test_notebook_has_one_output_per_bar(monkeypatch: pytest.MonkeyPatch, capsys
 def test_show_log_prints_each_line_once_beside_packages_that_configure_the_root_logger() -> None:
     code = """
 import logging
-from understudy.progress import show_log
+from understudy_base.progress import show_log
 show_log()
 logging.debug("configures a root logger without handlers")
 logging.basicConfig()

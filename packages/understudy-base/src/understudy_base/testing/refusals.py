@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from understudy.errors import DatasetError
+from understudy_base.errors import DatasetError
 
 
 @contextmanager

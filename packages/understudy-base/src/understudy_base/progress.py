@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
-from understudy.optional_packages import optional_imports
+from understudy_base.optional_packages import optional_imports
 
 with optional_imports():
     from tqdm import tqdm

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from understudy.errors import ConfigError
+from understudy_base.errors import ConfigError
 
 DRAFT_SUFFIX = ".understudy-new"
 """End of the name of every file draft."""

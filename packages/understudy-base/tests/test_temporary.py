@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from understudy.temporary import PREFIX
+from understudy_base.temporary import PREFIX
 
 OWNER = """
 import multiprocessing, os, signal, sys
 from multiprocessing import forkserver
-from understudy.temporary import temporary_folder, use_for_sockets
+from understudy_base.temporary import temporary_folder, use_for_sockets
 kind, number = sys.argv[1], int(sys.argv[2])
 def stop():
     print("ready", flush=True)

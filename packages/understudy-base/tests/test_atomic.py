@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.calls import recorded_calls
-from support.refusals import refused
-from understudy.atomic import (
+from understudy_base.atomic import (
     DRAFT_SUFFIX,
     BeingWritten,
     create_folder,
@@ -24,6 +22,8 @@ from understudy.atomic import (
     write_bytes,
     write_text,
 )
+from understudy_base.testing.calls import recorded_calls
+from understudy_base.testing.refusals import refused
 
 
 def raise_error(number: int) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, MutableMapping
 from urllib.parse import unquote
 
-from understudy.dataset_address import split_view
+from understudy_base.dataset_address import split_view
 
 VARIABLE = "UNDERSTUDY_ADDRESSES"
 """Environment variable with full addresses, separated by white space. Their datasets are opened with these secrets."""

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.lru import LRUCache
+from understudy_base.lru import LRUCache
 
 
 @given(

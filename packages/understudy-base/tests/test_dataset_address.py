@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.dataset_address import absolute_path
+from understudy_base.dataset_address import absolute_path
 
 
 @pytest.fixture

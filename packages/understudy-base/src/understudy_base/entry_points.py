@@ -23,8 +23,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from understudy.errors import UnderstudyError, summarize
-from understudy.optional_packages import describe_missing, describe_old_numpy, missing_distribution
+from understudy_base.errors import UnderstudyError, summarize
+from understudy_base.optional_packages import describe_missing, describe_old_numpy, missing_distribution
 
 OURS = "understudy."
 """Beginning of the names of our groups. Others are not read."""

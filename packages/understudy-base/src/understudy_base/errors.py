@@ -4,8 +4,8 @@ import re
 import sys
 from typing import Self, TypeVar
 
-from understudy.credentials import redact
-from understudy.records import Record
+from understudy_base.credentials import redact
+from understudy_base.records import Record
 
 DOCUMENTATION = "https://github.com/understudy-robotics/understudy/tree/main/docs"
 """Folder of the pages: `Documentation` in the metadata of the package."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-from understudy.errors import UnderstudyError
+from understudy_base.errors import UnderstudyError
 
 EXTRAS = {
     "train": ("pydantic", "annotated_types", "yaml", "tqdm"),
