@@ -15,7 +15,7 @@ export MKL_NUM_THREADS ?= 1
 
 setup: .venv/.installed-dev
 
-.venv/.installed-%: pyproject.toml $(wildcard packages/*/pyproject.toml) constraints.txt scripts/setup hatch_build.py hatch_readme.py src/understudy/video/native/loops.c
+.venv/.installed-%: pyproject.toml $(wildcard packages/*/pyproject.toml) constraints.txt scripts/setup packages/understudy-data/hatch_build.py hatch_readme.py packages/understudy-data/src/understudy_data/video/native/loops.c
 	scripts/setup $*
 
 demo: .venv/.installed-demo

@@ -41,8 +41,8 @@ import common
 import rows
 from bucket import LATENCY, Bucket
 from loader_sets import Encoding, Recording
-from support.videos import encode_video
-from understudy.video.encode import concat_videos
+from understudy_data.testing.videos import encode_video
+from understudy_data.video.encode import concat_videos
 
 PER_VIDEO = 100
 BATCH = 32
@@ -181,7 +181,7 @@ def needed(root: Path, order: str, start: int, samples: int) -> dict[str, float]
 
 def warm_meta(root: str) -> None:
     """Read meta/ alone."""
-    from understudy.data.format.catalog import Catalog
+    from understudy_data.datasets.format.catalog import Catalog
 
     print(json.dumps({"version": ""}), flush=True)
     sys.stdin.readline()

@@ -20,9 +20,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # which encode videos, measure memory and run servers
 
-from understudy.video.native.loops import load_loops, loops_status
 from understudy_base._version import __version__
 from understudy_base.cores import available_cores
+from understudy_data.video.native.loops import load_loops, loops_status
 
 CACHE = Path(tempfile.gettempdir()) / "understudy-bench"
 

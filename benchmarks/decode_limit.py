@@ -24,10 +24,10 @@ import numpy as np
 from av.video.reformatter import VideoReformatter
 
 from loader_trial import Round, videos
-from understudy.data.dataset import EpisodeDataset
-from understudy.video.native.swscale import reformat
-from understudy.video.packets import main_stream, open_packets
 from understudy_base.cores import available_cores
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.video.native.swscale import reformat
+from understudy_data.video.packets import main_stream, open_packets
 
 _FRAMES = 2048  # per decoder, repeated: several episodes, since the cost of frames differs
 _DECODERS = {"av1": "libdav1d"}  # FFmpeg's own "av1" decoder needs hardware

@@ -84,7 +84,7 @@ def rows(cache: Path, real: Path | None, quick: bool) -> Iterator[Row]:
 def serve_loader(root: str, memory: float, uniform: bool) -> None:
     """Measure the default loader in this process: a request a line on stdin, the figures so far a line on stdout."""
     import understudy as us
-    from support.peak_memory import start_peak
+    from understudy_data.testing.peak_memory import start_peak
 
     def answer(**figures: Any) -> None:
         print(json.dumps(figures), flush=True)
@@ -141,10 +141,10 @@ def start_figures(loader: Any, seconds: float, batches: int) -> dict[str, float]
 
 def plan_figures(loader: Any, before: int) -> dict[str, Any]:
     """The order and its figures, and memory in MB: planned, and grown since `before`."""
-    from support.peak_memory import peak_bytes
-    from understudy.load.choose_order import order_cost
-    from understudy.load.memory_plan import read_facts
-    from understudy.order.design_effect import expected_uniform
+    from understudy_data.load.choose_order import order_cost
+    from understudy_data.load.memory_plan import read_facts
+    from understudy_data.order.design_effect import expected_uniform
+    from understudy_data.testing.peak_memory import peak_bytes
 
     peak = (peak_bytes() - before) / 1e6
     spec, plan = loader.order.spec.sources[0], loader.plan
@@ -171,8 +171,8 @@ def cpu_seconds() -> float:
 def serve_rows() -> None:
     """Measure decoding in a row, as `serve_loader`: {"root"} -> {"cpu_ms"}."""
     from understudy import EpisodeDataset, __version__, keep_freed_memory
-    from understudy.video.reader import open_video
     from understudy_base.cores import available_cores
+    from understudy_data.video.reader import open_video
 
     keep_freed_memory()
     print(json.dumps({"version": __version__}), flush=True)

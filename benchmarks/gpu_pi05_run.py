@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from understudy.config.lora import LoraConfig
 from understudy.config.train import OptimConfig, ScheduleConfig, TrainConfig
 from understudy.distributed.mesh import Mesh
-from understudy.order.random import make_key
 from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings, Sizes
 from understudy.policies.pi05.first_weights import ONES
 from understudy.policies.pi05.network import Pi0Network
 from understudy.policies.pi05.targets import EXTENTS, Extent
 from understudy.train.precision import compute_dtype
 from understudy.train.state import PreparedBatch, TrainState, assemble, build_on_meta
+from understudy_data.order.random import make_key
 
 Row = Mapping[str, Any]
 

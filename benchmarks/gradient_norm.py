@@ -56,13 +56,13 @@ from understudy.config.train import ScheduleConfig
 from understudy.envs.env import layout_seed
 from understudy.envs.tabletop import FPS, NOISE
 from understudy.optim.lr_schedule import lr_factor
-from understudy.order import Order, sample_normal
-from understudy.order.design_effect import Correlation, design_effect
 from understudy.policies.draws import generate_draws
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
 from understudy_base.batch_keys import ACTION, STATE, TASK
 from understudy_base.records import Batch
+from understudy_data.order import Order, sample_normal
+from understudy_data.order.design_effect import Correlation, design_effect
 from values import StateTable
 
 CHUNK, MEAN_LENGTH, FULL_SPEED, LONGEST = 16, 130.0, 20, 1000

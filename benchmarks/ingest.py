@@ -33,7 +33,7 @@ from support.bags import JOINTS, Bag
 from understudy.cli.data.importing import import_
 from understudy.imports.settings import ImportConfig
 from understudy.imports.values import to_image
-from understudy.video.encode import VideoEncoder
+from understudy_data.video.encode import VideoEncoder
 
 FPS, CAMERAS = 30, ("front", "wrist")
 BAG = {

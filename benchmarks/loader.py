@@ -39,11 +39,11 @@ from loader_rivals import Rival
 from loader_sets import Set, sets
 from loader_trial import Round, Setting, Trial, median_round, videos
 from order_audit import as_read, deff_of
-from support.peak_memory import peak_bytes, start_peak
-from understudy.data.dataset import EpisodeDataset
-from understudy.order.design_effect import expected_uniform
-from understudy.video.color import Converter
 from understudy_base._version import __version__
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.order.design_effect import expected_uniform
+from understudy_data.testing.peak_memory import peak_bytes, start_peak
+from understudy_data.video.color import Converter
 
 BATCH, CHUNK, MEMORY = 32, 16, 10**9
 RING = 7 * 32  # images of batches in use at a time, over all decoders: seven batches of 32

@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import common  # noqa: F401  # puts tests/ on the path
-from support.videos import encode_video
-from understudy.data.format.features import DEFAULTS, Feature
-from understudy.data.write.dataset_files import (
+from understudy_data.datasets.format.features import DEFAULTS, Feature
+from understudy_data.datasets.write.dataset_files import (
     DATA_PATH,
     EPISODES_PATH,
     VIDEO_PATH,
@@ -30,8 +29,9 @@ from understudy.data.write.dataset_files import (
     info_json,
     tasks_table,
 )
-from understudy.video.encode import concat_videos
-from understudy.video.reader import open_video
+from understudy_data.testing.videos import encode_video
+from understudy_data.video.encode import concat_videos
+from understudy_data.video.reader import open_video
 
 CAMERAS = tuple(f"observation.images.{n}" for n in ("one", "two", "three", "four"))
 FILE_BYTES = 200e6  # packed files are closed at LeRobot's default size

@@ -10,14 +10,14 @@ from statistics import median
 
 from torch import Tensor
 
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog
-from understudy.load.choose_order import choose_order
-from understudy.load.loader import Loader
-from understudy.order import Order
 from understudy_base.bytesize import parse_bytes
 from understudy_base.cores import MOST_LOADER_THREADS
 from understudy_base.errors import ConfigError, DatasetError
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.load.choose_order import choose_order
+from understudy_data.load.loader import Loader
+from understudy_data.order import Order
 
 WARM_BATCHES = 8
 """Batches discarded before each round: more than the loader prepares ahead between rounds."""

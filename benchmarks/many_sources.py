@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import common
-from support.videos import encode_video
+from understudy_data.testing.videos import encode_video
 
 LENGTHS = (12, 12, 13)
 FPS, WIDTH, SIDE = 10, 7, 64

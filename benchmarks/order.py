@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import numpy as np
 
 from common import conditions
-from support.peak_memory import peak_bytes, start_peak
-from understudy.order import Order
-from understudy.order.random import make_key, permutation
+from understudy_data.order import Order
+from understudy_data.order.random import make_key, permutation
+from understudy_data.testing.peak_memory import peak_bytes, start_peak
 
 FRAMES, BULK = 27_000_000, 65_536
 SIZES = {

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from order_baselines import Read
-from understudy.order.design_effect import Correlation, design_effect
-from understudy.order.order import Order
-from understudy.order.rank_positions import rank_slice
+from understudy_data.order.design_effect import Correlation, design_effect
+from understudy_data.order.order import Order
+from understudy_data.order.rank_positions import rank_slice
 
 WINDOWS = (1, 8, 64)
 """Batches: one step; the memory of Adam's first moment; a stretch in which weights drift."""

@@ -25,7 +25,7 @@ from itertools import count
 
 import numpy as np
 
-from understudy.order.random import make_key, permutation, permute_each, philox
+from understudy_data.order.random import make_key, permutation, permute_each, philox
 
 Read = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 """An order to audit: int64 positions (n,) -> (episode, frame, piece), int64 (n,) each.

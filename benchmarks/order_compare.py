@@ -20,8 +20,8 @@ from understudy.cli.data.order import ExplainConfig, Table, choose, describe, or
 from understudy.config.declare import Interval
 from understudy.config.flags import read_flags
 from understudy.config.schema import complete
-from understudy.order import Order
 from understudy_base.progress import Progress
+from understudy_data.order import Order
 
 MOST = 1 << 22
 """Most positions to audit, and most positions before them, which bounds memory and time. An order that holds more than

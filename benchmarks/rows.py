@@ -40,8 +40,8 @@ import pyarrow.parquet as pq
 
 import common
 import loader_rivals
-from support.videos import encode_video
-from understudy.data.write.dataset_files import tasks_table
+from understudy_data.datasets.write.dataset_files import tasks_table
+from understudy_data.testing.videos import encode_video
 
 LENGTH = 268
 PER_DATA = 1000

@@ -147,10 +147,10 @@ def start(root: Path, batch: int, world: int, ranks: Sequence[int], statistics: 
     import torch  # noqa: F401  # its memory is not measured
 
     from understudy.config.train import DataConfig, TrainConfig
-    from understudy.load.loader import Loader
     from understudy.train.data.run_data import dataset_fingerprint, open_data
     from understudy.train.data.run_normalization import compute_normalization
     from understudy.train.validation.validation_loss import read_validation_data
+    from understudy_data.load.loader import Loader
 
     def config(**data: Any) -> TrainConfig:
         return TrainConfig(data=DataConfig(str(root), cameras=("none",), chunk_size=CHUNK, **data), batch_size=batch)
@@ -189,7 +189,7 @@ def start(root: Path, batch: int, world: int, ranks: Sequence[int], statistics: 
 
 def simulate(order: Any, frames: int, batch: int, world: int) -> dict[str, Any]:
     """Locate the samples of all `world` ranks in a step in the middle of the first epoch."""
-    from understudy.order.rank_positions import rank_positions
+    from understudy_data.order.rank_positions import rank_positions
 
     step = frames // 2 // batch
     times, parts = [], []

@@ -33,7 +33,7 @@ from common import CACHE, conditions
 from loader_sets import Encoding, Recording, joined
 from loader_trial import Setting
 from understudy import Loader, Order, keep_freed_memory
-from understudy.load.loader import Batch
+from understudy_data.load.loader import Batch
 
 STRETCHES = 10  # of equal length, whose median memories are compared
 LONGER, SHORTER = 1.05, 0.98  # factors of the time given, after a victim with no batch and after one with some:

@@ -45,12 +45,12 @@ from understudy.config.schema import validate_new
 from understudy.config.train import TrainConfig
 from understudy.envs.env import Outcome, layout_seed, vector_feature
 from understudy.envs.tabletop import COLORS, FPS, MAX_STEPS, NOISE, TASKS, TabletopEnv
-from understudy.order import sample_normal
 from understudy.policies.policy import load
 from understudy.report.intervals import loss_interval
 from understudy.rollout.adapter import EnvAdapter
 from understudy.rollout.play import rollout
 from understudy.train import run
+from understudy_data.order import sample_normal
 
 KINDS = ("good", "slow", "failing", "corrected")
 WAYS = ("plain", "filtered", "positive", "weighted", "conditioned")

@@ -31,9 +31,9 @@ from understudy.contract.in_motion import list_undecided
 from understudy.contract.mismatch import REMEDIES, Mismatch
 from understudy.contract.numbers import NUMBER_KINDS
 from understudy.contract.observed import ObservationCheck
-from understudy.data.write.writer import EpisodeWriter
 from understudy.policies.contracts.tensors import weights_digest
 from understudy.rollout.env_contract import env_contract
+from understudy_data.datasets.write.writer import EpisodeWriter
 
 STATE, ACTION = "observation.state", "action"
 FRONT, WRIST = "observation.images.front", "observation.images.wrist"

@@ -19,7 +19,7 @@ from grain._src.python.dataset.transformations import mix, shuffle
 
 from shared import explain
 from understudy import Order, sample_rng
-from understudy.order import SampleRng, batch_positions
+from understudy_data.order import SampleRng, batch_positions
 
 
 @lru_cache(maxsize=64)

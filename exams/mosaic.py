@@ -18,7 +18,7 @@ import pytest
 
 from shared import explain
 from understudy import Order
-from understudy.order import batch_positions
+from understudy_data.order import batch_positions
 
 
 @lru_cache(maxsize=64)

@@ -19,12 +19,12 @@ from torch import nn
 import understudy as us
 from shared import explain
 from understudy.config.lora import LoraConfig
-from understudy.data.format.recorded_stats import parse_stats
-from understudy.data.stats.running import RunningStatistics
 from understudy.optim.lora import add_adapters
 from understudy.policies.common.images import write_letterbox
 from understudy.policies.common.normalizer import Normalizer
 from understudy.serve.protocol import decode, encode
+from understudy_data.datasets.format.recorded_stats import parse_stats
+from understudy_data.datasets.stats.running import RunningStatistics
 
 
 class RunningStats:

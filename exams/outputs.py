@@ -8,8 +8,8 @@ import pytest
 
 from shared import explain
 from understudy.cli.main import main
-from understudy.data.format.catalog import Catalog
-from understudy.data.write.writer import EpisodeWriter
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.write.writer import EpisodeWriter
 
 EPISODES, FRAMES, SIDE = 12, 220, 64
 CAMERA = "observation.images.front"

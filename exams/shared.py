@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.data.stats.running import RunningStatistics
 from understudy_base.errors import DatasetError, UnderstudyError
+from understudy_data.datasets.stats.running import RunningStatistics
 
 
 def explain(items: Iterable[pytest.Item], failures: Mapping[str, str], skips: Mapping[str, str] | None = None) -> None:

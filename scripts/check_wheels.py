@@ -1,7 +1,7 @@
 """Check the files of a release: `python scripts/check_wheels.py dist`.
 
 One source distribution and three wheels of one version: two with compiled loops for the machine of their tag, and one
-without. All have the same Python files. Next to them, sources and a wheel of each of packages/, of that version.
+without. All have the same Python files. Next to them, sources and a wheel of each other distribution, of that version.
 """
 
 import re
@@ -11,19 +11,19 @@ import zipfile
 from pathlib import Path
 
 MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine of an ELF file
-LOOPS = "understudy/video/native/_loops.so"
+LOOPS = "understudy_data/video/native/_loops.so"
 TAGS = {f"py3-none-manylinux2014_{machine}.manylinux_2_17_{machine}": machine for machine in MACHINES}
 PURE = "py3-none-any"
-OTHERS = ("understudy_base", "understudy_conformance", "understudy_lerobot_service")
+OTHERS = ("understudy", "understudy_base", "understudy_conformance", "understudy_lerobot_service")
 
 
 def problems(dist: Path) -> list[str]:
     """Return one line per fault of the files in a folder; none if they can be uploaded."""
     found, wheels = [], {}
-    for path in sorted(dist.glob("understudy-*.whl")):
+    for path in sorted(dist.glob("understudy_data-*.whl")):
         name, version, tag = path.stem.split("-", 2)
         wheels[tag] = path
-        if (name, version) != ("understudy", stated_version(path)):
+        if (name, version) != ("understudy_data", stated_version(path)):
             found.append(f"{path.name}: its METADATA has the version {stated_version(path)}")
     for tag in sorted({*TAGS, PURE} ^ wheels.keys()):
         found.append(f"{tag}: {'no such tag is released' if tag in wheels else 'there is no wheel with this tag'}")
@@ -32,7 +32,7 @@ def problems(dist: Path) -> list[str]:
         found += [f"{tag}: {fault}" for fault in compiled_faults(wheels[tag], names, TAGS.get(tag))]
         if names - {LOOPS} != files.get(PURE, names) - {LOOPS}:
             found.append(f"{tag}: other files than {PURE}: {sorted((names ^ files[PURE]) - {LOOPS})[:5]}")
-    sources = sorted(dist.glob("understudy-*.tar.gz"))
+    sources = sorted(dist.glob("understudy_data-*.tar.gz"))
     versions = {path.name.split("-")[1] for path in wheels.values()}
     ends = (".tar.gz", "-py3-none-any.whl")
     others = {f"{name}-{version}{end}" for name in OTHERS for version in versions for end in ends}
@@ -42,7 +42,7 @@ def problems(dist: Path) -> list[str]:
     if len(sources) != 1:
         return [*found, f"{len(sources)} source distributions, not one"]
     with tarfile.open(sources[0]) as archive:
-        inside = {name.partition("/src/")[2] for name in archive.getnames() if "/src/understudy/" in name}
+        inside = {name.partition("/src/")[2] for name in archive.getnames() if "/src/understudy_data/" in name}
     missing = files.get(PURE, set()) - inside - {LOOPS}
     return found + [f"{sources[0].name}: no {name}" for name in sorted(missing)]
 
@@ -62,7 +62,7 @@ def compiled_faults(wheel: Path, names: set[str], machine: str | None) -> list[s
 
 def members(wheel: Path) -> set[str]:
     """Return the files of the package in a wheel."""
-    return {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("understudy/")}
+    return {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("understudy_data/")}
 
 
 def stated_version(wheel: Path) -> str:

@@ -18,10 +18,6 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 WHEELS = {
-    "data": """
-        order order_file video storage hub data load integrations
-        checksums parts plain_values process_rank prompt_metadata
-    """,
     "kit": """
         config.__init__ config.dataset config.declare config.files config.flags config.help
         config.hooks config.limits config.on_resume config.schema config.source_lists
@@ -34,6 +30,8 @@ WHEELS = {
         serve.protocol
     """,
     "tools": """
+        storage.__init__
+        hub.__init__
         check edit imports hub.upload storage.bucket report.check_page report.view cli.hub
         cli.data.check cli.data.check_several cli.data.copies cli.data.edit cli.data.importing cli.data.order
         cli.data.publish cli.data.ranges cli.data.select cli.data.view

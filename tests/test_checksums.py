@@ -8,8 +8,8 @@ import pytest
 
 import understudy as us
 from support.policies import policy
-from understudy.checksums import FILE, ChecksumError, check_checksums, file_sha256, write_checksums
 from understudy_base.testing.refusals import refused
+from understudy_data.checksums import FILE, ChecksumError, check_checksums, file_sha256, write_checksums
 
 
 @pytest.fixture(scope="module")

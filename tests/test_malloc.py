@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.datasets import Spec, write_dataset
+from understudy_data.testing.datasets import Spec, write_dataset
 
 pytestmark = pytest.mark.long
 

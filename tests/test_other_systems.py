@@ -12,8 +12,8 @@ import pytest
 
 import understudy as us
 from support.runs import tiny_dataset
-from understudy.storage import mapped_tables
 from understudy_base.cores import available_cores
+from understudy_data.storage import mapped_tables
 
 HIDDEN = Path(__file__).parent / "support" / "macos"
 
@@ -50,7 +50,7 @@ def test_tables_are_private_where_the_file_system_is_unknown(tmp_path: Path, mon
 _PROGRAM = """
 import json, os, sys
 from understudy.cli.main import main
-from understudy.video.native.loops import loops_status
+from understudy_data.video.native.loops import loops_status
 from test_other_systems import batch_sums
 
 for command in json.loads(sys.argv[2]):

@@ -14,7 +14,7 @@ import pytest
 
 from support.part_work import Squares
 from support.processes import children, forked
-from understudy.parts import TRIES, Lost, Part, Workers, cut_parts
+from understudy_data.parts import TRIES, Lost, Part, Workers, cut_parts
 
 PARTS: list[Part] = [(1, 2), (3,), (4, 5, 6), (7,), (8, 9)]
 RESULTS = [(part, [number**2 for number in part]) for part in PARTS]
@@ -115,7 +115,7 @@ import os
 from multiprocessing.forkserver import _forkserver
 if __name__ == "__main__":
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["understudy.parts"])
+    context.set_forkserver_preload(["understudy_data.parts"])
     child = context.Process(target=print)
     child.start()
     child.join()
@@ -156,7 +156,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from support.part_work import Squares
-from understudy.parts import Workers
+from understudy_data.parts import Workers
 if __name__ == "__main__":
     calls, folder = map(Path, sys.argv[1:])
     with Workers(2, folder=folder) as workers:

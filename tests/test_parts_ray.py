@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from support.datasets import Spec, write_dataset
 from support.edited import content, edit
 from support.part_work import SlowNode, Squares
 from support.processes import ray_workers
 from support.s3 import s3_bucket, upload, uploaded
 from understudy.check.examine import check_dataset
 from understudy.edit import videos, write_set
-from understudy.parts import Lost, Part, Workers
+from understudy_data.parts import Lost, Part, Workers
+from understudy_data.testing.datasets import Spec, write_dataset
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.long
@@ -129,7 +129,7 @@ import sys
 from pathlib import Path
 from support.edited import edit
 from understudy.edit import videos, write_set
-from understudy.parts import Workers
+from understudy_data.parts import Workers
 if __name__ == "__main__":
     videos.PART_IMAGES, write_set.PART_ROWS = 1, 1
     source, out, work, address = sys.argv[1:]

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as of_numpy
 
-from understudy import plain_values
 from understudy.check.row_facts import RowFacts
-from understudy.data.format.episode_table import FileTable
-from understudy.data.stats.running import ImageStatistics, Moments
-from understudy.plain_values import is_result, read_result, restore, storable, write_result
-from understudy.storage.table_file import Mapped, open_table, write_table
-from understudy.video.shown import Shown
 from understudy_base.errors import DatasetError, MissingFileError, SourceError
+from understudy_data import plain_values
+from understudy_data.datasets.format.episode_table import FileTable
+from understudy_data.datasets.stats.running import ImageStatistics, Moments
+from understudy_data.plain_values import is_result, read_result, restore, storable, write_result
+from understudy_data.storage.table_file import Mapped, open_table, write_table
+from understudy_data.video.shown import Shown
 
 
 def as_result(value: Any, path: Path) -> Any:
@@ -189,9 +189,9 @@ def test_an_unregistered_class_is_refused_by_name(
     "structure",
     [
         ["os.system", "true"],
-        ["understudy.order.frame_numbering.make_finder", ["dict"]],
-        ["understudy.data.format.episode_table.FileTable", ["dict", "template", "a"]],
-        ["understudy.data.format.episode_table.FileTable", 3],
+        ["understudy_data.order.frame_numbering.make_finder", ["dict"]],
+        ["understudy_data.datasets.format.episode_table.FileTable", ["dict", "template", "a"]],
+        ["understudy_data.datasets.format.episode_table.FileTable", 3],
         ["DatasetError", ["dict", "who", "a"]],
         ["array", "<i8", [1], "C", 3],
         ["array", "<i8", [9], "C", 0],

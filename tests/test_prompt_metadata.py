@@ -12,8 +12,6 @@ import pytest
 import torch
 
 import understudy as us
-from support.datasets import Spec, rate_episodes, write_dataset
-from support.outcomes import write_outcomes
 from support.policies import batch as flow_batch
 from support.policies import policy as flow_policy
 from support.runs import tiny_config
@@ -21,15 +19,17 @@ from understudy.config.data import DataConfig
 from understudy.config.dataset import SourceConfig
 from understudy.config.rollout import Play
 from understudy.config.train import TrainConfig
-from understudy.order import sample_uniform
 from understudy.policies.batch import prompts_of
-from understudy.prompt_metadata import FORMAT, add_metadata, metadata_lines, observed_metadata
 from understudy.rollout.adapter import make_adapter
 from understudy.train import run
 from understudy.train.augment_batch import drop_metadata
 from understudy.train.data.run_data import longest_prompts, open_data
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.order import sample_uniform
+from understudy_data.prompt_metadata import FORMAT, add_metadata, metadata_lines, observed_metadata
+from understudy_data.testing.datasets import Spec, rate_episodes, write_dataset
+from understudy_data.testing.outcomes import write_outcomes
 
 QUALITY, LENGTHS = [4, 5, None, 3, 1, 2], (5, 6, 4, 5, 6, 5)
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.datasets import Spec, write_dataset
 from understudy.cli.main import main
-from understudy.plain_values import is_result, read_result, write_result
-from understudy.video.shown import Shown
 from understudy_base.errors import DatasetError
+from understudy_data.plain_values import is_result, read_result, write_result
+from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_data.video.shown import Shown
 
 
 class Command:
@@ -70,7 +70,7 @@ def test_a_file_under_another_name_is_none(tmp_path: Path) -> None:
 def test_a_file_of_an_unknown_class_is_none(tmp_path: Path) -> None:
     write_result(tmp_path / "a", Shown(aspect=(4, 3), crop=b""))
     assert is_result(tmp_path / "a")
-    script = f"from understudy.plain_values import *; raise SystemExit(is_result(Path({str(tmp_path / 'a')!r})))"
+    script = f"from understudy_data.plain_values import *; raise SystemExit(is_result(Path({str(tmp_path / 'a')!r})))"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 

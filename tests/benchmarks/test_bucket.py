@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from bucket import Bucket
-from understudy.storage.dataset_root import Files
-from understudy.storage.remote_options import RemoteOptions
+from understudy_data.storage.dataset_root import Files
+from understudy_data.storage.remote_options import RemoteOptions
 
 
 def test_bucket_gives_the_bytes_of_a_folder_and_counts_them(tmp_path: Path) -> None:

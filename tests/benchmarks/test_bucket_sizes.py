@@ -9,7 +9,7 @@ import pytest
 
 import bucket_sizes
 import rows
-from understudy.order import Order
+from understudy_data.order import Order
 
 
 def test_bytes_needed_are_those_of_groups_of_pictures_and_row_groups(

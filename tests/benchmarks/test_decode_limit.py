@@ -13,8 +13,8 @@ import decode_limit as bench_limit
 import loader_trial as bench_measure
 from decode_limit import limits
 from loader_trial import Round, Setting, Trial, default_seconds, median_round
-from support.datasets import Spec, episode_pictures, write_dataset
 from understudy_base.testing.refusals import refused
+from understudy_data.testing.datasets import Spec, episode_pictures, write_dataset
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 

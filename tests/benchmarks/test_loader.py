@@ -16,11 +16,11 @@ from common import OtherLoader
 from loader import MemoryTrial, rival_figures
 from loader_rivals import Rival
 from loader_trial import Setting
-from support import peak_memory
-from support.datasets import Spec, write_dataset
-from support.peak_memory import resident_bytes
-from support.videos import rgb
 from understudy_base.testing.refusals import refused
+from understudy_data.testing import peak_memory
+from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_data.testing.peak_memory import resident_bytes
+from understudy_data.testing.videos import rgb
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 

@@ -12,20 +12,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from support.datasets import Spec, edit_column, edit_json, write_dataset
-from support.servers import RangeServer, folder
 from understudy.check.column_facts import Column
 from understudy.check.examine import check_dataset
 from understudy.check.findings import RULES, Finding, Place, list_ids, sort_findings
 from understudy.cli import main
 from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.episode_table import EpisodeTable
-from understudy.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy.train.data.sources import open_source, split_source
 from understudy_base.errors import DatasetError, SourceError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.episode_table import EpisodeTable
+from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy
+from understudy_data.testing.datasets import Spec, edit_column, edit_json, write_dataset
+from understudy_data.testing.servers import RangeServer, folder
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.datasets import Spec, edit_json, rate_episodes, write_dataset
 from understudy.check.contents import format_report
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Report
 from understudy.cli import main
 from understudy.report.check_page import check_page
+from understudy_data.testing.datasets import Spec, edit_json, rate_episodes, write_dataset
 
 TOP = "observation.images.top"
 

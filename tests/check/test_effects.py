@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.datasets import Spec, edit_column, edit_json, write_dataset
 from understudy.check.contents import format_report
 from understudy.check.effects import complete_fix, effect_of, rank_findings
 from understudy.check.examine import check_dataset
 from understudy.check.findings import LOOK, RULES, Finding, Place
 from understudy.report.check_page import check_page
+from understudy_data.testing.datasets import Spec, edit_column, edit_json, write_dataset
 
 
 @pytest.mark.parametrize("severity", ["error", "warning", "note"])

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, edit_column, edit_json, edit_times, write_dataset
 from support.robot_rows import alarms, write_rows
 from understudy.check.examine import check_dataset
-from understudy.data.format.catalog import Catalog
 from understudy_base.errors import DatasetError
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.testing.datasets import Spec, edit_column, edit_json, edit_times, write_dataset
 
 
 def test_metadata_without_rows_is_checked(tmp_path: Path) -> None:

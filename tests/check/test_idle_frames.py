@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.datasets import Spec, edit_column, edit_json, write_dataset
 from understudy.check.examine import check_dataset
 from understudy.check.row_facts import IdleCounter, read_rows
 from understudy.cli.main import main
-from understudy.data.format.catalog import Catalog
-from understudy.data.write.writer import EpisodeWriter
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.write.writer import EpisodeWriter
+from understudy_data.testing.datasets import Spec, edit_column, edit_json, write_dataset
 
 
 def episodes(unit: float = 1.0) -> list[np.ndarray]:

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, edit_column, edit_json, edit_times, write_dataset
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding
 from understudy.cli import main
 from understudy.cli.data.edit import format_summary
-from understudy.data.dataset import EpisodeDataset
 from understudy_base.errors import DatasetError
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.testing.datasets import Spec, edit_column, edit_json, edit_times, write_dataset
 
 TOP = "observation.images.top"
 LENGTHS = (12, 9, 14, 11, 10, 12)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.datasets import Spec, write_dataset
 from support.sensors import IMU, Samples, add_sensor, jittered
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding
+from understudy_data.testing.datasets import Spec, write_dataset
 
 LENGTHS = (30, 24, 36, 28, 30)  # frames at 10 fps
 EACH = "sensors/imu/{episode_index}.parquet"

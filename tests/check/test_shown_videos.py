@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from support.datasets import Spec, write_dataset
-from support.videos import QUARTER_TURNS, insert_in_entry, set_matrix
 from understudy.check.examine import check_dataset
+from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_data.testing.videos import QUARTER_TURNS, insert_in_entry, set_matrix
 
 
 def _found(root: Path) -> list[tuple[str, str]]:

@@ -10,9 +10,9 @@ from understudy.config.flags import read_flags
 from understudy.config.schema import complete, dump_yaml, load, validate_new
 from understudy.config.source_lists import list_sources
 from understudy.config.train import TrainConfig
-from understudy.storage.dataset_root import Files
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.storage.dataset_root import Files
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ from understudy.config.files import read_file
 from understudy.config.flags import read_flags
 from understudy.config.schema import load, validate
 from understudy.config.train import TrainConfig
-from understudy.data.format.recorded_stats import parse_stats
 from understudy.imports.settings import ImportMapping
-from understudy.order import Order
-from understudy.order.make_spec import as_int
-from understudy.order.random import check_seed
-from understudy.process_rank import find_rank
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.format.recorded_stats import parse_stats
+from understudy_data.order import Order
+from understudy_data.order.make_spec import as_int
+from understudy_data.order.random import check_seed
+from understudy_data.process_rank import find_rank
 
 NUMBERS = {
     "steps": True,

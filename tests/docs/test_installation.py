@@ -77,7 +77,7 @@ def test_containerfile_copies_the_files_that_a_build_needs() -> None:
     assert all((ROOT / name).exists() for name in copied)
     hooks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]
     needed = {"pyproject.toml", "src", *PROJECT["license-files"], hooks["metadata"]["hooks"]["custom"]["path"]}
-    needed |= {"hatch_build.py", "README.md"}
+    needed |= {"README.md", "packages"}
     assert needed <= set(copied)
     extras = re.search(r"^ARG EXTRAS=(\S+)$", text, flags=re.MULTILINE)
     assert extras is not None

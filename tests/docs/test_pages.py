@@ -21,18 +21,18 @@ import pytest
 import yaml
 
 import understudy as us
-from support.datasets import Spec, write_dataset
 from support.docs import ROOT, code, run_python
 from understudy.cli import main
 from understudy.config.schema import complete, load
 from understudy.config.train import TrainConfig
-from understudy.data.format.features import parse_features
-from understudy.data.selection.where import Where
-from understudy.data.stats import summary
 from understudy.imports.settings import read_mapping
 from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 from understudy.policies.inference import load_policy
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.format.features import parse_features
+from understudy_data.datasets.selection.where import Where
+from understudy_data.datasets.stats import summary
+from understudy_data.testing.datasets import Spec, write_dataset
 
 DOCS = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "recipes").glob("*/*.md"))]

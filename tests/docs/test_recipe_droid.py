@@ -27,8 +27,6 @@ from huggingface_hub import constants
 from support.clusters import kubernetes_pod, ray_worker, skypilot_host, started
 from support.docs import ROOT, code, expand, settings_of
 from support.droid import CAMERAS, LENGTHS, episode_path, range_key, write_droid, write_ranges
-from support.hub import REPO, HubServer
-from support.servers import folder
 from understudy import Catalog, EpisodeDataset
 from understudy.cli import main
 from understudy.config.schema import load
@@ -36,6 +34,8 @@ from understudy.config.train import TrainConfig
 from understudy.contract.facts import read_contract
 from understudy.contract.mismatch import ContractWarning
 from understudy.distributed.mesh import mesh_shape
+from understudy_data.testing.hub import REPO, HubServer
+from understudy_data.testing.servers import folder
 
 RECIPE = ROOT / "recipes/droid"
 PAGE = (RECIPE / "README.md").read_text()

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.datasets import Spec, write_dataset
 from support.edited import edit, segment
 from understudy.cli.data.edit import EditConfig, make_plans
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.features import Feature
-from understudy.data.write.dataset_files import statistic_value
 from understudy.edit.write_set import write_outputs
 from understudy_base.errors import DatasetError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.features import Feature
+from understudy_data.datasets.write.dataset_files import statistic_value
+from understudy_data.testing.datasets import Spec, write_dataset
 
 
 @pytest.fixture(scope="module")

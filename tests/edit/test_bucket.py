@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 
 from support import s3
-from support.datasets import Spec, write_dataset
 from support.edited import content, edit
 from support.s3 import SECRET, bucket_files, s3_bucket, uploaded
 from understudy.cli.data.edit import EditConfig, SegmentConfig
 from understudy.cli.data.score import ScoreConfig
-from understudy.data.format.catalog import Catalog
 from understudy.edit import videos, write_set
 from understudy.edit.videos import JoinPieces
 from understudy.edit.write_set import Written, write_outputs
-from understudy.parts import Workers
 from understudy.storage import bucket
 from understudy.storage.bucket import MARK, Bucket
-from understudy.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy_base.errors import SourceError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.parts import Workers
+from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy
+from understudy_data.testing.datasets import Spec, write_dataset
 
 CAMERAS = ("observation.images.top", "observation.images.wrist")
 ENCODED: dict[str, Any] = {"codec": "libx264", "gop": 3, "cameras": CAMERAS[:1]}
@@ -162,7 +162,7 @@ from pathlib import Path
 from test_bucket import upload
 from understudy.edit import videos, write_set
 from understudy.storage import bucket
-from understudy.storage.remote_options import RemoteOptions
+from understudy_data.storage.remote_options import RemoteOptions
 if __name__ == "__main__":
     source, work, access, stop = sys.argv[1:]
     videos.PART_IMAGES, videos.FILES, write_set.PART_ROWS = 1, 2, 1

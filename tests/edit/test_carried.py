@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from support.datasets import Spec, edit_json, write_dataset
 from support.edited import edit
 from understudy.cli.data.edit import describe, format_summary
+from understudy_data.testing.datasets import Spec, edit_json, write_dataset
 
 CAMERA = "observation.images.top"
 

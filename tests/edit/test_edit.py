@@ -12,20 +12,20 @@ import pyarrow.parquet as pq
 import pytest
 
 import understudy as us
-from support import recording
-from support.datasets import Spec, edit_column, edit_json, identity, write_dataset
 from support.edited import assert_equal_frames, edit, episode
-from support.servers import RangeServer, folder
-from support.videos import moving_pictures, write_video
 from understudy.check.examine import check_dataset
 from understudy.cli.data.edit import EditConfig, make_plans
-from understudy.data.format.catalog import Catalog
-from understudy.data.write.writer import EpisodeWriter
 from understudy.edit.features import cast_values
 from understudy.edit.write_set import write_outputs
-from understudy.video.reader import open_video
 from understudy_base.errors import DatasetError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.write.writer import EpisodeWriter
+from understudy_data.testing import recording
+from understudy_data.testing.datasets import Spec, edit_column, edit_json, identity, write_dataset
+from understudy_data.testing.servers import RangeServer, folder
+from understudy_data.testing.videos import moving_pictures, write_video
+from understudy_data.video.reader import open_video
 
 CAMERA = "observation.images.top"
 SETS = {

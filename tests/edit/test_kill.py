@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.datasets import Spec, write_dataset
 from support.edited import edit
 from understudy.edit import write_set
-from understudy.video.encode import VideoEncoder
 from understudy_base.atomic import BeingWritten, create_folder
 from understudy_base.errors import DatasetError
+from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_data.video.encode import VideoEncoder
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/soak_edit.py"
 

@@ -9,15 +9,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, edit_column, episode_pictures, write_dataset, write_video
 from understudy.check.examine import check_dataset
 from understudy.cli.hub import PushConfig, push
 from understudy.cli.main import main
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog
 from understudy.edit.publish import publish
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.testing.refusals import warned
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.testing.datasets import Spec, edit_column, episode_pictures, write_dataset, write_video
 
 CAMERA = "observation.images.top"
 FAR = 1_764_000_000_000

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import understudy as us
-from support.datasets import Spec, edit_json, write_dataset
 from support.edited import assert_equal_frames, edit, episode, segment
+from understudy_data.testing.datasets import Spec, edit_json, write_dataset
 
 RECORDS: list[dict[str, Any]] = [
     {"style": "subtask", "content": "reach", "timestamp": 0.1},

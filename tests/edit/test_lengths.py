@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, Truth, edit_column, identity, write_dataset
 from understudy.check.examine import check_dataset
 from understudy.cli.main import main
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.testing.datasets import Spec, Truth, edit_column, identity, write_dataset
 
 CAMERA = "observation.images.top"
 LENGTHS = (6, 5, 7, 6)

@@ -11,16 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import understudy as us
-from support import recording
-from support.datasets import edit_column
-from support.servers import RangeServer
 from support.writable_hub import serve_hub
 from understudy.cli.main import main
-from understudy.data.stats.running import QUANTILES
 from understudy.edit import publish as module
 from understudy.edit.publish import publish
 from understudy_base.errors import EmptyDatasetError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.stats.running import QUANTILES
+from understudy_data.testing import recording
+from understudy_data.testing.datasets import edit_column
+from understudy_data.testing.servers import RangeServer
 
 NAMES = ("arm-1", "arm-2")
 
@@ -295,7 +295,7 @@ def test_a_reader_that_opens_during_a_publication_has_one_version(
             publish([str(folder / name) for name in NAMES], tmp_path / "p/out")
         return tasks
 
-    monkeypatch.setattr("understudy.data.format.layouts.read_tasks", read_tasks)
+    monkeypatch.setattr("understudy_data.datasets.format.layouts.read_tasks", read_tasks)
     catalog = us.Catalog.open(f"{tmp_path / 'p/out'}#v")
     assert (catalog.num_episodes, catalog.info["total_episodes"]) == (8, 8)
     assert str(catalog.view) == "v@1"

@@ -9,7 +9,7 @@ import pytest
 
 from support.edited import RENUMBERED, edit
 from understudy.check.examine import check_dataset
-from understudy.data.dataset import EpisodeDataset
+from understudy_data.datasets.dataset import EpisodeDataset
 
 
 def sample(root: Path, number: int) -> dict[str, Any]:

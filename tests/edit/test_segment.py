@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.datasets import Spec, write_dataset
 from support.edited import assert_equal_frames, edit, episode, segment
-from understudy.data.format.catalog import Catalog
-from understudy.data.selection.motion import IdleRule
-from understudy.data.write.writer import EpisodeWriter
 from understudy.edit.plan import cut_at_pauses
 from understudy_base.errors import DatasetError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.selection.motion import IdleRule
+from understudy_data.datasets.write.writer import EpisodeWriter
+from understudy_data.testing.datasets import Spec, write_dataset
 
 CAMERA = "observation.images.top"
 

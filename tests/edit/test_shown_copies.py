@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import understudy as us
-from support.datasets import Spec, write_dataset
 from support.edited import edit, episode, segment
-from support.videos import QUARTER_TURNS, insert_in_entry, moving_pictures, set_matrix
 from understudy.check.examine import check_dataset
 from understudy.cli.data.edit import describe, format_summary
-from understudy.video.reader import open_video
+from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_data.testing.videos import QUARTER_TURNS, insert_in_entry, moving_pictures, set_matrix
+from understudy_data.video.reader import open_video
 
 CAMERA = "observation.images.top"
 

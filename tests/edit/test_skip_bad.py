@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from support.datasets import Spec, write_dataset
 from support.edited import content, edit
 from support.part_work import DeadlyEncoding, DeadlyJoin, DeadlyRowFiles
 from understudy.cli import main
 from understudy.edit import videos, write_set
-from understudy.parts import Workers
 from understudy_base.testing.refusals import refused
+from understudy_data.parts import Workers
+from understudy_data.testing.datasets import Spec, write_dataset
 
 TOP = "observation.images.top"
 ENCODED: dict[str, Any] = {"codec": "libx264", "gop": 3}

@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.datasets import Spec, write_dataset
 from support.edited import content, edit, episode
 from support.part_work import DeadlyEncoding
 from support.processes import processes_of
 from support.s3 import SECRET, s3_bucket
 from understudy.check.examine import check_dataset
 from understudy.cli.data.edit import EditConfig, make_plans
-from understudy.data.format.catalog import Catalog
-from understudy.data.stats.running import RunningStatistics, compute_moments, sample_stride
 from understudy.edit import rows, videos, write_set
 from understudy.edit.write_set import write_outputs
-from understudy.parts import Workers
-from understudy.storage.remote_options import RemoteOptions
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.stats.running import RunningStatistics, compute_moments, sample_stride
+from understudy_data.parts import Workers
+from understudy_data.storage.remote_options import RemoteOptions
+from understudy_data.testing.datasets import Spec, write_dataset
 
 ENCODED: dict[str, Any] = {"codec": "libx264", "gop": 3, "cameras": ("observation.images.top",)}
 
@@ -109,7 +109,7 @@ import sys
 from pathlib import Path
 from support.edited import edit, episode
 from understudy.edit import rows, videos, write_set
-from understudy.parts import Workers
+from understudy_data.parts import Workers
 if __name__ == "__main__":
     videos.PART_IMAGES, write_set.PART_ROWS = 1, 1
     source, out, work, count = sys.argv[1:]

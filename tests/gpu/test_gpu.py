@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support.batches import all_same
 from support.runs import series, tiny_config, tiny_dataset
 from understudy import EpisodeDataset, Loader, MasterWeights, Order
 from understudy.config.train import TrainConfig
@@ -30,6 +29,7 @@ from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import compute_normalization
 from understudy.train.precision import restore
 from understudy.train.state import TrainState, init_train_state
+from understudy_data.testing.batches import all_same
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PRECISIONS = ["fp32", "bf16", "bf16-split"]

@@ -17,20 +17,20 @@ import torch
 pytest.importorskip("huggingface_hub", reason="needs the extra hub")
 
 import understudy as us
-from support.datasets import Spec, write_dataset
 from support.policies import policy
 from support.runs import same_run, trained_run
 from support.writable_hub import TOKEN, Repo, WritableHub, serve_hub
-from understudy import checksums
-from understudy.checksums import ChecksumError
 from understudy.cli.main import FAILED, WRONG_INPUT, main
 from understudy.config.train import TrainConfig
-from understudy.hub.download import pull
-from understudy.hub.ids import HubId
 from understudy.train.paths import with_local_files
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError
 from understudy_base.testing.refusals import refused
+from understudy_data import checksums
+from understudy_data.checksums import ChecksumError
+from understudy_data.hub.download import pull
+from understudy_data.hub.ids import HubId
+from understudy_data.testing.datasets import Spec, write_dataset
 
 
 @pytest.fixture

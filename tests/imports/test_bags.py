@@ -17,10 +17,10 @@ pytest.importorskip("rosbags", reason="needs the extra `import`")
 
 from support.bags import EPOCH, JOINTS, SECOND, Bag, pixels
 from understudy.cli.data.importing import import_
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog
 from understudy.imports.recording import RecordingError
 from understudy.imports.settings import ImportConfig
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
 
 MAPPING: dict[str, Any] = {
     "fps": 10,

@@ -14,8 +14,8 @@ pytest.importorskip("rosbags", reason="needs the extra `import`")
 
 from support.bags import Bag, pixels
 from understudy.cli.main import main
-from understudy.data.dataset import EpisodeDataset
 from understudy_base.atomic import create_folder
+from understudy_data.datasets.dataset import EpisodeDataset
 
 KILLED = """
 import os, signal, sys
@@ -151,7 +151,7 @@ def test_import_needs_memory_for_an_episode_and_not_for_its_images(tmp_path: Pat
     code = """
 import sys
 import understudy.imports.write, rosbags.highlevel, PIL.Image
-from support.peak_memory import peak_bytes, start_peak
+from understudy_data.testing.peak_memory import peak_bytes, start_peak
 from understudy.cli.main import main
 before = start_peak()
 assert main(sys.argv[1:]) == 0

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import understudy as us
-from support.datasets import Spec, write_dataset
-from understudy.integrations.lerobot.plugin import _NEEDED, ORDER_FILE, install
 from understudy.train.audit import audit_file
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused
+from understudy_data.integrations.lerobot.plugin import _NEEDED, ORDER_FILE, install
+from understudy_data.testing.datasets import Spec, write_dataset
 
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
 
@@ -193,7 +193,7 @@ TRAIN = [
     "--seed=3",
     "--log_freq=1",
 ]
-PLUGIN = "--loader.discover_packages_path=understudy.integrations.lerobot"
+PLUGIN = "--loader.discover_packages_path=understudy_data.integrations.lerobot"
 LENGTHS = (9, 7, 11, 8)
 FRAMES = [(episode, frame) for episode, length in enumerate(LENGTHS) for frame in range(length)]
 ROW = ("episode", "frame", "samples")
@@ -221,7 +221,7 @@ class RealScript:
 
     def run(self, out: str, *words: str, plugin: bool = True, order: str = "") -> list[list[tuple[int, int]]]:
         """Train, and return the samples of the steps of this run."""
-        for module in [name for name in sys.modules if name.startswith("understudy.integrations.lerobot")]:
+        for module in [name for name in sys.modules if name.startswith("understudy_data.integrations.lerobot")]:
             self._patch.delitem(sys.modules, module)
         for name, function in self._own.items():
             setattr(self._script, name, function)

@@ -7,15 +7,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, write_dataset
 from support.runs import series, tiny_config, tiny_dataset
 from understudy.cli.main import main
 from understudy.config.schema import override
-from understudy.data.dataset import EpisodeDataset
-from understudy.load.batch_mixing import FEW_EPISODES, batch_figures, measure_mixing
-from understudy.order import Order
-from understudy.order.design_effect import design_effect, expected_episodes
 from understudy.train import run
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.load.batch_mixing import FEW_EPISODES, batch_figures, measure_mixing
+from understudy_data.order import Order
+from understudy_data.order.design_effect import design_effect, expected_episodes
+from understudy_data.testing.datasets import Spec, write_dataset
 
 
 def test_expected_episodes_are_those_of_draws() -> None:

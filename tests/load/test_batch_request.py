@@ -9,12 +9,12 @@ from typing import Any, Unpack
 import pytest
 
 import understudy as us
-from support.batches import all_same, least_memory
-from support.datasets import Spec, write_dataset
-from understudy.data.format.catalog import Catalog
-from understudy.data.selection.select import Selection, SelectionOptions
-from understudy.load.batch_request import BatchOptions, BatchRequest, DatasetOptions, ReadOptions
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.selection.select import Selection, SelectionOptions
+from understudy_data.load.batch_request import BatchOptions, BatchRequest, DatasetOptions, ReadOptions
+from understudy_data.testing.batches import all_same, least_memory
+from understudy_data.testing.datasets import Spec, write_dataset
 
 BATCH = 4
 

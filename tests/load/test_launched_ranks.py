@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.datasets import Spec, write_dataset
+from understudy_data.testing.datasets import Spec, write_dataset
 
 LENGTHS = (40, 9, 31, 16)  # 96 frames, three batches
 SCRIPT = Path(__file__).parents[1] / "support" / "launched_rank.py"

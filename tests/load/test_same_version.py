@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from understudy.cli.main import main
-from understudy.data.write.writer import EpisodeWriter
-from understudy.load import same_version
-from understudy.load.loader import Loader
+from understudy_data.datasets.write.writer import EpisodeWriter
+from understudy_data.load import same_version
+from understudy_data.load.loader import Loader
 
 FEATURES: dict[str, Any] = {"action": {"dtype": "float32", "shape": (2,), "names": ["a", "b"]}}
 RANK = """
 import json, os, sys
-from understudy.load.loader import Loader
+from understudy_data.load.loader import Loader
 root, rank, group = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 if group:
     import torch.distributed as dist

@@ -11,10 +11,10 @@ import understudy as us
 from support.policies import policy
 from support.runs import tiny_config, tiny_dataset
 from understudy.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
-from understudy.hub.cards import is_unchanged
 from understudy.policies.model_card import make_card
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
+from understudy_data.hub.cards import is_unchanged
 
 
 def test_card_of_a_run_has_its_facts(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.data import time_windows
 from understudy.policies.observation_history import TOLERANCE_S, ObservationHistory
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets import time_windows
 
 KEY = "observation.images.front"
 

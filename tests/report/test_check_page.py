@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from support.datasets import Spec, write_dataset
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding, Report
 from understudy.report.check_page import check_page
+from understudy_data.testing.datasets import Spec, write_dataset
 
 
 @pytest.fixture(scope="module")

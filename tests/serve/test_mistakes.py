@@ -10,10 +10,10 @@ import pytest
 
 import understudy as us
 from support.arm import CENTER, DEVIATION, NAMES, Observation, arm_observations, images
-from understudy.checksums import ChecksumError
 from understudy.contract.declared import declare
 from understudy.contract.mismatch import ContractError, ContractWarning
 from understudy_base.testing.refusals import refused
+from understudy_data.checksums import ChecksumError
 
 pytest.importorskip("websockets", reason="needs the extra serve")
 pytest.importorskip("msgpack", reason="needs the extra serve")

@@ -17,17 +17,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, edit_column, edit_json, write_dataset
 from support.s3 import s3_bucket
-from support.servers import RangeServer, folder
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog
-from understudy.data.write.writer import EpisodeWriter
-from understudy.load.loader import Loader
-from understudy.order import Order
-from understudy.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy_base.errors import SourceError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.write.writer import EpisodeWriter
+from understudy_data.load.loader import Loader
+from understudy_data.order import Order
+from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy
+from understudy_data.testing.datasets import Spec, edit_column, edit_json, write_dataset
+from understudy_data.testing.servers import RangeServer, folder
 
 QUICK = RetryPolicy(deadline=60.0, stall=60.0, initial_backoff=0.001, max_backoff=0.01)
 Swap = Callable[[], None]
@@ -313,10 +313,10 @@ def test_forked_workers_keep_to_the_version(tmp_path: Path) -> None:
     replaced(tmp_path / "old", tmp_path / "new", "stats.json")
     program = f"""
 import os
-from understudy.data.dataset import EpisodeDataset
+from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_base.errors import SourceError
-from understudy.load.loader import Loader
-from understudy.order import Order
+from understudy_data.load.loader import Loader
+from understudy_data.order import Order
 os.chdir({str(tmp_path)!r})
 data = EpisodeDataset("old")
 os.rename("old", "before"); os.rename("new", "old")

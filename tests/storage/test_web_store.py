@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 import torch
 
-from support.datasets import Spec, write_dataset
-from support.hub import REPO, HubServer
 from support.runs import same_run, tiny_config, tiny_dataset
-from support.servers import RangeServer, folder
-from support.videos import container_decode, write_video
 from understudy.cli import main
 from understudy.config.schema import dump_yaml
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog
-from understudy.storage.dataset_root import Files
-from understudy.storage.remote_options import RemoteOptions, RetryPolicy, TransientError
-from understudy.storage.remote_store import call_driver
-from understudy.video.reader import open_video
 from understudy_base.errors import DatasetError, MissingFileError, SourceError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.storage.dataset_root import Files
+from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy, TransientError
+from understudy_data.storage.remote_store import call_driver
+from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_data.testing.hub import REPO, HubServer
+from understudy_data.testing.servers import RangeServer, folder
+from understudy_data.testing.videos import container_decode, write_video
+from understudy_data.video.reader import open_video
 
 TOP, SIDE_CAM = "observation.images.top", "observation.images.side"
 QUICK = RetryPolicy(deadline=120.0, stall=60.0, initial_backoff=0.001, max_backoff=0.01)

@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from support.index_dataset import Indices
 from support.ranks import reserved
 from understudy import EpisodeSampler
+from understudy_data.testing.index_dataset import Indices
 
 DATA = Indices(13, 8, 21, 30)
 

@@ -22,7 +22,7 @@ from understudy.config.train import TrainConfig
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.state import TrainState
-from understudy.video.packets import open_packets
+from understudy_data.video.packets import open_packets
 
 
 @contextmanager

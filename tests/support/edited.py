@@ -9,9 +9,9 @@ import torch
 
 import understudy as us
 from understudy.cli.data.edit import EditConfig, SegmentConfig, make_plan, make_plans
-from understudy.data.format.catalog import Catalog
 from understudy.edit.write_set import Written, write_outputs
-from understudy.parts import Workers
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.parts import Workers
 
 RENUMBERED = ("index", "episode_index", "frame_index", "timestamp", "task_index")
 

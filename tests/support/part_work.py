@@ -11,7 +11,7 @@ from understudy.check.image_facts import ReadImages, ReadVideos
 from understudy.check.row_facts import ReadRows
 from understudy.edit.videos import EncodePieces, JoinPieces
 from understudy.edit.write_set import WriteRows
-from understudy.parts import Part
+from understudy_data.parts import Part
 
 
 @dataclass(frozen=True)

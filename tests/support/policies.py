@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy import checksums
 from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 from understudy.train.micro_batches import MicroBatch, even_spans, take_parts
+from understudy_data import checksums
 
 CAMERAS = ("observation.images.front", "observation.images.wrist")
 NORMALIZATION = {

@@ -7,7 +7,7 @@ import numpy as np
 
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding
-from understudy.data.write.writer import EpisodeWriter
+from understudy_data.datasets.write.writer import EpisodeWriter
 
 STATE, ACTION = "observation.state", "action"
 Rows = dict[str, np.ndarray]

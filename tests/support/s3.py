@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from understudy.cli.data.edit import EditConfig, make_plans
-from understudy.data.format.catalog import Catalog
 from understudy.edit.write_set import Written, write_outputs
-from understudy.parts import Workers
 from understudy.storage.bucket import Bucket
-from understudy.storage.remote_options import RemoteOptions, RetryPolicy
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.parts import Workers
+from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy
 
 SECRET = "secret-word"
 

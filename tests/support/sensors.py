@@ -1,4 +1,4 @@
-"""Sensor files for the datasets of `support.datasets`."""
+"""Sensor files for the datasets of `understudy_data.testing.datasets`."""
 
 import json
 from pathlib import Path

@@ -404,7 +404,7 @@ def test_active_run_is_named_with_the_step_that_was_read(tmp_path: Path, capsys:
 
 
 def test_journals_of_a_resumed_run_have_no_later_positions(eventful: Path, tmp_path: Path) -> None:
-    from understudy.load.bad_frames import read_journal, truncate_journals
+    from understudy_data.load.bad_frames import read_journal, truncate_journals
 
     shutil.copytree(eventful, tmp_path / "run")
     path = next(path for path in (tmp_path / "run").glob("substitutions-*.jsonl") if path.stat().st_size)

@@ -17,14 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.audited import recorded, send, trained
-from support.datasets import Spec, edit_column, rate_episodes, write_dataset
 from support.ranks import in_ranks
 from support.runs import final_tensors, same_run, series, tiny_config
 from understudy import Loader, Order
 from understudy.cli.main import main
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
-from understudy.data.selection.select import split_episodes
 from understudy.report.audit_page import audit_page, audit_text
 from understudy.train import run
 from understudy.train.account import Account
@@ -33,6 +31,8 @@ from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.selection.select import split_episodes
+from understudy_data.testing.datasets import Spec, edit_column, rate_episodes, write_dataset
 
 LENGTHS = (9, 7, 11, 8, 6, 10, 9, 7, 8, 12, 10, 7, 9, 8, 6, 11, 5, 9, 7, 8)
 OLD, MORE, ALL = 10, 16, 20

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.datasets import Spec, edit_column, write_dataset
-from support.hub import REPO, HubServer
 from support.runs import SHORT, final_tensors, tiny_config
-from support.servers import folder
 from understudy.cli.main import main
 from understudy.config.schema import override
-from understudy.order_file import OrderFile
 from understudy.report.audit_page import audit_page, audit_text
 from understudy.train import run
 from understudy.train.audit import audit_run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.order_file import OrderFile
+from understudy_data.testing.datasets import Spec, edit_column, write_dataset
+from understudy_data.testing.hub import REPO, HubServer
+from understudy_data.testing.servers import folder
 
 LENGTHS = (9, 7, 11, 8, 6, 10, 9, 7, 8, 12)
 

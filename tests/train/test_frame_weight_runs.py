@@ -15,13 +15,10 @@ import torch
 from support.mixtures import mixed, tiny_sources
 from support.ranks import in_ranks, outcomes_in_ranks
 from support.runs import same_run, series, tiny_config, tiny_dataset
-from support.weights import count_frames, write_weights
 from understudy import EpisodeDataset, Loader
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
-from understudy.load.validation_data import ValidationData
-from understudy.order import Order
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
@@ -35,6 +32,9 @@ from understudy.train.startup_summary import startup_summary
 from understudy.train.validation.metrics import TermSums, group_losses
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.load.validation_data import ValidationData
+from understudy_data.order import Order
+from understudy_data.testing.weights import count_frames, write_weights
 
 VALUES = (0.0, 1.0, 2.7, 0.5, 2.0)
 

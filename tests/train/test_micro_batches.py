@@ -19,7 +19,6 @@ from support.runs import series, tiny_config
 from understudy.config.on_resume import ROUNDING, marker
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
-from understudy.order.rank_positions import rank_slice
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.policy import Policy
@@ -44,6 +43,7 @@ from understudy.train.profiling.profile import RankProfile, combine, profile
 from understudy.train.state import build_on_meta
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.order.rank_positions import rank_slice
 
 LIMITS = st.one_of(st.none(), st.integers(1, 40))
 

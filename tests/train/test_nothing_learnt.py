@@ -9,12 +9,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, edit_column, write_dataset
 from support.runs import series, tiny_config
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
-from understudy.data.stats.norm_heads import check_outliers
-from understudy.data.stats.summary import Statistics
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
@@ -22,6 +19,9 @@ from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import compute_normalization
 from understudy.train.loop import TrainingStalled
 from understudy_base.errors import DatasetError
+from understudy_data.datasets.stats.norm_heads import check_outliers
+from understudy_data.datasets.stats.summary import Statistics
+from understudy_data.testing.datasets import Spec, edit_column, write_dataset
 
 
 def wild(data: Path, out: Path, **changes: object) -> TrainConfig:

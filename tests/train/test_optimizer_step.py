@@ -16,18 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from support.datasets import Spec, edit_json, write_dataset
 from support.policies import as_draws, micro_batches
 from support.runs import tiny_config, tiny_dataset
 from understudy.config.train import AugmentConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.distributed.mesh import Mesh
-from understudy.load.loader import Loader
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.moving_average import ema_decay, make_average, update_average
 from understudy.optim.param_groups import freeze, loss_weights, parameter_groups
-from understudy.order import Order
 from understudy.policies.draws import RandomSpec, make_draws
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
@@ -40,6 +37,9 @@ from understudy.train.precision import make_optimizer, named_tensors
 from understudy.train.state import init_train_state
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.load.loader import Loader
+from understudy_data.order import Order
+from understudy_data.testing.datasets import Spec, edit_json, write_dataset
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,9 @@ import pytest
 import torch
 
 from support import resumed
-from support.datasets import edit_json
 from support.runs import final_tensors, same_run, series, tiny_config, trained_run
 from understudy.config.schema import override
 from understudy.distributed import mesh as parallel
-from understudy.load.loader import Loader
 from understudy.optim.lr_schedule import lr_factor
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
@@ -29,6 +27,8 @@ from understudy.train.data.run_data import open_data
 from understudy.train.validation.validation_loss import evaluate, read_validation_data
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.load.loader import Loader
+from understudy_data.testing.datasets import edit_json
 
 
 @pytest.fixture(scope="module")

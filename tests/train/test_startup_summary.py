@@ -15,14 +15,14 @@ from understudy.config.lora import LoraConfig
 from understudy.config.schema import override
 from understudy.config.train import DataConfig, OptimConfig, TrainConfig, ValConfig
 from understudy.distributed.mesh import join_mesh
-from understudy.order import Order
-from understudy.order.spec import Entry
 from understudy.policies.flow.config import FlowSettings
 from understudy.train import startup_summary
 from understudy.train.data.run_data import open_data
 from understudy.train.startup_summary import describe_trainable
 from understudy.train.state import TrainState, init_train_state
 from understudy_base.errors import ConfigError
+from understudy_data.order import Order
+from understudy_data.order.spec import Entry
 
 
 def lines(config: TrainConfig) -> list[str]:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.outcomes import write_outcomes
 from support.runs import tiny_config
 from understudy.config.rollout import Play
 from understudy.config.schema import override
@@ -23,6 +22,7 @@ from understudy.train.data.run_data import first_batch
 from understudy.train.score import n_step_advantages
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.testing.outcomes import write_outcomes
 
 EPISODES = 40
 SUCCESS = [bool(won) for won in np.random.default_rng(3).permutation(EPISODES) % 2]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from support.datasets import Spec, edit_json, write_dataset
 from support.runs import tiny_config, tiny_dataset
 from understudy.cli.main import main
 from understudy.config.data import DataConfig
@@ -19,6 +18,7 @@ from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import open_data
 from understudy_base.testing.refusals import refused
+from understudy_data.testing.datasets import Spec, edit_json, write_dataset
 
 SPELLED = {"where": "length > 6", "val_episodes": (2, 5), "drop_n_last_frames": 1}
 

@@ -12,13 +12,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.nn.functional import interpolate
 
-from support.videos import rgb
 from understudy.policies.common.encoders import as_network_input
-from understudy.video import color
-from understudy.video.color import AreaResize, Converter, planes_match_packed
-from understudy.video.native import ffmpeg, swscale
-from understudy.video.native.swscale import PixelLayout
 from understudy_base.testing.refusals import refused
+from understudy_data.testing.videos import rgb
+from understudy_data.video import color
+from understudy_data.video.color import AreaResize, Converter, planes_match_packed
+from understudy_data.video.native import ffmpeg, swscale
+from understudy_data.video.native.swscale import PixelLayout
 
 FORMATS = ("yuv420p", "yuvj420p", "yuv422p", "yuv444p", "nv12", "gray", "rgb24", "gbrp", "yuv420p10le")
 

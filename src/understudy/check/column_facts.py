@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from understudy.check.findings import Place
-from understudy.data.format.catalog import Catalog
-from understudy.plain_values import storable
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.plain_values import storable
 
 SAMPLE = 1 << 16
 """Rows kept of a dataset for quantiles, evenly spread."""

@@ -11,9 +11,9 @@ from understudy.check.findings import SEVERITIES, Report
 from understudy.check.image_facts import VideoFacts, VideoFile
 from understudy.check.row_facts import RowFacts
 from understudy.check.rules.episodes import MEASURES
-from understudy.data.format.catalog import Catalog
-from understudy.data.selection.motion import IDLE
 from understudy_base.plural import plural
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.selection.motion import IDLE
 
 MOST_VALUES = 8
 """Distinct values of metadata to list; of more numbers the range is, of more texts the most frequent ones."""

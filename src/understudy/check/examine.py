@@ -35,14 +35,14 @@ from understudy.check.rules.statistics import check_statistics
 from understudy.check.rules.values import check_units, check_values
 from understudy.check.rules.videos import check_places, check_videos
 from understudy.check.sensor_facts import SensorFacts, read_sensor_facts
-from understudy.data.format.catalog import INFO, Catalog
-from understudy.data.format.standard_keys import rename_keys
-from understudy.data.selection.motion import named_motion
-from understudy.data.selection.select import difference, open_episodes
-from understudy.parts import Workers
-from understudy.storage.remote_options import RemoteOptions
 from understudy_base.errors import DatasetError, SourceError
 from understudy_base.progress import Progress
+from understudy_data.datasets.format.catalog import INFO, Catalog
+from understudy_data.datasets.format.standard_keys import rename_keys
+from understudy_data.datasets.selection.motion import named_motion
+from understudy_data.datasets.selection.select import difference, open_episodes
+from understudy_data.parts import Workers
+from understudy_data.storage.remote_options import RemoteOptions
 
 ROLES = {ACTION: ("actions",), STATE: ("state", "observation.states", "observation.qpos", "qpos")}
 """Standard key -> other usual keys of openpi, LIBERO and ALOHA."""

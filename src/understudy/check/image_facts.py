@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from understudy.check.row_facts import ACTION, STATE, RowFacts
-from understudy.data.check_files import rows_without_files
-from understudy.data.format.catalog import Catalog, catalog_mark, marks
-from understudy.data.format.episode_table import spread_evenly
-from understudy.data.read.image_column import ImageColumns
-from understudy.data.read.rows import Rows
-from understudy.data.read.video_frames import VideoFrames
-from understudy.parts import Lost, Part, Workers, cut_parts
-from understudy.plain_values import storable
-from understudy.video.packets import main_stream
-from understudy.video.reader import open_video
-from understudy.video.shown import Shown
 from understudy_base.errors import DatasetError, SourceError
+from understudy_data.datasets.check_files import rows_without_files
+from understudy_data.datasets.format.catalog import Catalog, catalog_mark, marks
+from understudy_data.datasets.format.episode_table import spread_evenly
+from understudy_data.datasets.read.image_column import ImageColumns
+from understudy_data.datasets.read.rows import Rows
+from understudy_data.datasets.read.video_frames import VideoFrames
+from understudy_data.parts import Lost, Part, Workers, cut_parts
+from understudy_data.plain_values import storable
+from understudy_data.video.packets import main_stream
+from understudy_data.video.reader import open_video
+from understudy_data.video.shown import Shown
 
 SAMPLED_EPISODES = 24
 """Most episodes per camera of which images are decoded for a sample."""

@@ -15,17 +15,17 @@ import numpy as np
 import pyarrow as pa
 
 from understudy.check.column_facts import Column, FrameStride, PairFacts, copy_rows
-from understudy.data.check_files import rows_without_files
-from understudy.data.format.catalog import Catalog, catalog_mark, marks
-from understudy.data.format.episode_table import EpisodeTable
-from understudy.data.format.features import DEFAULTS, INDEX_KEYS, Feature
-from understudy.data.format.pairing import MIXED, doubtful_places
-from understudy.data.read.columns import fill_absent, is_numeric, to_numpy
-from understudy.data.selection import motion
-from understudy.data.selection.motion import Speeds, moves, named_motion, rate_dims
-from understudy.parts import Lost, Part, Workers, cut_parts
-from understudy.plain_values import storable
 from understudy_base.errors import DatasetError, SourceError
+from understudy_data.datasets.check_files import rows_without_files
+from understudy_data.datasets.format.catalog import Catalog, catalog_mark, marks
+from understudy_data.datasets.format.episode_table import EpisodeTable
+from understudy_data.datasets.format.features import DEFAULTS, INDEX_KEYS, Feature
+from understudy_data.datasets.format.pairing import MIXED, doubtful_places
+from understudy_data.datasets.read.columns import fill_absent, is_numeric, to_numpy
+from understudy_data.datasets.selection import motion
+from understudy_data.datasets.selection.motion import Speeds, moves, named_motion, rate_dims
+from understudy_data.parts import Lost, Part, Workers, cut_parts
+from understudy_data.plain_values import storable
 
 ACTION, STATE = "action", "observation.state"
 WIDEST = 1024
@@ -104,7 +104,7 @@ class RowFacts:
         time: float64 (N, 5): first timestamp, least, median and largest step, and the largest distance from
             first + frame / fps, all in seconds.
         late_frame: frame after the largest step of `timestamp`.
-        idle: idle frames (`data/selection/motion.py`); `idle_end`: those after the last motion.
+        idle: idle frames (`datasets/selection/motion.py`); `idle_end`: those after the last motion.
         digest: per episode 16 bytes that depend on all numeric columns but the index columns, b"" unread.
         used_tasks: table row -> each task_index in its rows.
         orphans: id -> rows of episodes that are not listed for the file that holds them.

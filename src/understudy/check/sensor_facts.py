@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.sensors import Sensor
-from understudy.data.read.sensors import sensor_files, sensor_groups
 from understudy_base.errors import DatasetError, SourceError
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.sensors import Sensor
+from understudy_data.datasets.read.sensors import sensor_files, sensor_groups
 
 
 @dataclass

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from understudy.config.declare import Gt, Interval, Positional
 from understudy.config.limits import LOADER_THREADS, too_many
-from understudy.process_rank import find_rank
 from understudy_base.bytesize import parse_bytes
 from understudy_base.cores import MOST_LOADER_THREADS, available_cores, processes_here
 from understudy_base.errors import ConfigError, DatasetError, page
 from understudy_base.progress import Progress
+from understudy_data.process_rank import find_rank
 
 if TYPE_CHECKING:
-    from understudy.data.dataset import EpisodeDataset
-    from understudy.load.loader import Loader
+    from understudy_data.datasets.dataset import EpisodeDataset
+    from understudy_data.load.loader import Loader
 
 WARM_BATCHES = 8
 """Batches discarded before each round: more than the loader prepares ahead between rounds."""
@@ -98,9 +98,9 @@ def bench(config: BenchConfig) -> None:
 
 def measure(config: BenchConfig, meet: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """Measure in this process; `meet` is called before each measurement, to begin with other processes."""
-    from understudy.load.choose_order import choose_order
-    from understudy.load.loader import Loader
-    from understudy.video.native.loops import load_loops, loops_status
+    from understudy_data.load.choose_order import choose_order
+    from understudy_data.load.loader import Loader
+    from understudy_data.video.native.loops import load_loops, loops_status
 
     process = find_rank()
     data = open_data(config)
@@ -149,8 +149,8 @@ def measure(config: BenchConfig, meet: Callable[[], object] = lambda: None) -> d
 
 def open_data(config: BenchConfig) -> "EpisodeDataset":
     """Open the dataset with one frame of each camera and chunks of actions."""
-    from understudy.data.dataset import EpisodeDataset
-    from understudy.data.format.catalog import Catalog
+    from understudy_data.datasets.dataset import EpisodeDataset
+    from understudy_data.datasets.format.catalog import Catalog
 
     catalog = Catalog.open(config.path)
     cameras = catalog.camera_keys
@@ -183,7 +183,7 @@ def decode_in_a_row(data: "EpisodeDataset", seconds: float) -> float:
     """
     import numpy as np
 
-    from understudy.load.images.clip_reader import write
+    from understudy_data.load.images.clip_reader import write
 
     catalog = data.catalog
     episodes = catalog.episodes.rows_of(sorted(set(data.segments[:, 0].tolist())))

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from understudy import checksums
 from understudy.config.declare import Ge, Positional
-from understudy.hub.ids import HubId, model_id, near_path, parse_address
 from understudy_base.atomic import DRAFT_SUFFIX
 from understudy_base.errors import ConfigError
 from understudy_base.plural import plural
+from understudy_data import checksums
+from understudy_data.hub.ids import HubId, model_id, near_path, parse_address
 
 Kind = Literal["policy", "run", "dataset"]
 _MARKS: dict[Kind, tuple[str, ...]] = {
@@ -164,9 +164,9 @@ def _check_dataset(folder: Path) -> str:
         ConfigError: files are missing, cannot be read or contradict the metadata: a recorder was killed, for example,
             or rows and videos may be those of different episodes.
     """
-    from understudy.data.check_files import broken_episodes, unfinished_recording
-    from understudy.data.format.catalog import Catalog
     from understudy_base.errors import DatasetError
+    from understudy_data.datasets.check_files import broken_episodes, unfinished_recording
+    from understudy_data.datasets.format.catalog import Catalog
 
     try:
         catalog = Catalog.open(folder)
@@ -216,7 +216,7 @@ def pull(config: PullConfig) -> None:
     Raises:
         ConfigError: the folder exists, or the hub refuses. OSError: the folder cannot be written.
     """
-    from understudy.hub import download
+    from understudy_data.hub import download
 
     repository = config.repository()
     assert repository is not None

@@ -21,9 +21,9 @@ from understudy_base.records import Batch
 if TYPE_CHECKING:
     import numpy as np
 
-    from understudy.load.validation_data import ValidationData
     from understudy.policies.inference import RobotPolicy
     from understudy.train.state import TrainState
+    from understudy_data.load.validation_data import ValidationData
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,12 @@ def replay_episode(
     import numpy as np
 
     from understudy.contract.mismatch import ContractWarning
-    from understudy.data.dataset import EpisodeDataset
     from understudy.serve.client import RemotePolicy
     from understudy.serve.engine import open_trace
     from understudy.serve.protocol import Noise, RemoteError
     from understudy.serve.server import running_server
     from understudy.train.validation.open_loop import STEPS
+    from understudy_data.datasets.dataset import EpisodeDataset
 
     episode = _choose_episode(config.episode, source, validation)
     dataset = validation.datasets[source]
@@ -181,10 +181,10 @@ def _open_loop(
     import numpy as np
     import torch
 
-    from understudy.load.validation_data import UNREADABLE
     from understudy.policies.common.settings import POLICY
     from understudy.train.augment_batch import batch_to_device
     from understudy.train.validation.open_loop import choose_starts, predict_actions
+    from understudy_data.load.validation_data import UNREADABLE
 
     mode = state.config.val_mode()
     if mode != POLICY:
@@ -206,7 +206,7 @@ def _open_loop(
 
 def _observation(batch: Batch, robot: "RobotPolicy") -> dict[str, Any]:
     """Return the present of a sample as a robot sends it: recorded images [H, W, 3], the state, prompt metadata."""
-    from understudy.prompt_metadata import label
+    from understudy_data.prompt_metadata import label
 
     config = robot.config
     values: dict[str, Any] = {}

@@ -27,8 +27,8 @@ def versions() -> str:
 
 
 def _native() -> str:
-    from understudy.video.native.loops import loops_status
     from understudy_base.errors import DatasetError
+    from understudy_data.video.native.loops import loops_status
 
     try:
         native = loops_status()

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.layouts import END_IS_CUT, OF_FORMAT
-from understudy.data.read.rows import Rows
-from understudy.data.read.texts import Responses
-from understudy.data.selection.keep_ranges import read_object
 from understudy.edit.plan import Piece, TextColumn, Unit, match_all, to_frame
 from understudy_base.errors import DatasetError
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.layouts import END_IS_CUT, OF_FORMAT
+from understudy_data.datasets.read.rows import Rows
+from understudy_data.datasets.read.texts import Responses
+from understudy_data.datasets.selection.keep_ranges import read_object
 
 _EPISODE = ("episode_index", "episode")
 _STARTS, _STOPS = ("start", "timestamp", "time", "start_time"), ("stop", "end", "end_time")

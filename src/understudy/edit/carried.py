@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from understudy.data.format.catalog import Catalog
 from understudy.edit.plan import Plan
+from understudy_data.datasets.format.catalog import Catalog
 
 _WRITTEN = {"codebase_version", "robot_type", "chunks_size", "fps", "data_path", "video_path", "features"}
 _WRITTEN |= {"data_files_size_in_mb", "video_files_size_in_mb", "total_episodes", "total_frames", "total_tasks"}

@@ -13,9 +13,9 @@ from time import thread_time
 
 import numpy as np
 
-from understudy.data.format.catalog import Catalog
 from understudy.edit.plan import Piece
-from understudy.video.reader import VideoReader, open_video
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.video.reader import VideoReader, open_video
 
 _STRETCH = 64  # images of a round in a row
 _SINGLES = 16  # images of a round at random places

@@ -12,10 +12,10 @@ from math import prod
 
 import numpy as np
 
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.features import INDEX_KEYS, NUMBERS, Feature
-from understudy.data.format.standard_keys import rename_keys, suggest_key
 from understudy_base.errors import DatasetError
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.features import INDEX_KEYS, NUMBERS, Feature
+from understudy_data.datasets.format.standard_keys import rename_keys, suggest_key
 
 
 def edit_features(

@@ -15,17 +15,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.episode_table import describe_ids
-from understudy.data.format.features import Feature
-from understudy.data.selection.keep_ranges import match_keys, read_object
-from understudy.data.selection.motion import FindRanges, IdleRule
-from understudy.data.selection.select import Selection
-from understudy.parts import Lost, Part, Workers
 from understudy.storage.bucket import Bucket
 from understudy_base.episode_ids import MOST, parse_ids
 from understudy_base.errors import DatasetError, SourceError
 from understudy_base.records import Record
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.episode_table import describe_ids
+from understudy_data.datasets.format.features import Feature
+from understudy_data.datasets.selection.keep_ranges import match_keys, read_object
+from understudy_data.datasets.selection.motion import FindRanges, IdleRule
+from understudy_data.datasets.selection.select import Selection
+from understudy_data.parts import Lost, Part, Workers
 
 
 @dataclass(frozen=True)

@@ -25,25 +25,30 @@ from pathlib import Path
 
 import numpy as np
 
-from understudy.data.check_files import unfinished_recording
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.features import DEFAULTS
-from understudy.data.format.meta_files import read_json
-from understudy.data.format.recorded_stats import aggregate
-from understudy.data.format.views import FOLDER as VIEWS
-from understudy.data.read.rows import Rows
-from understudy.data.selection.motion import numeric_keys
-from understudy.data.stats.running import NAMES
-from understudy.data.write.dataset_files import FILES_PER_CHUNK, is_recorded_here, replace_json, statistic_value
 from understudy.edit.annotations import piece_metadata
 from understudy.edit.features import common_features, common_rate, common_robot, edit_features
 from understudy.edit.plan import Base, Piece, Plan
 from understudy.edit.write_set import write_set
-from understudy.order_file import lengths_digest
-from understudy.parts import Workers
 from understudy_base.atomic import sync
 from understudy_base.dataset_address import split_view
 from understudy_base.errors import DatasetError, EmptyDatasetError
+from understudy_data.datasets.check_files import unfinished_recording
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.features import DEFAULTS
+from understudy_data.datasets.format.meta_files import read_json
+from understudy_data.datasets.format.recorded_stats import aggregate
+from understudy_data.datasets.format.views import FOLDER as VIEWS
+from understudy_data.datasets.read.rows import Rows
+from understudy_data.datasets.selection.motion import numeric_keys
+from understudy_data.datasets.stats.running import NAMES
+from understudy_data.datasets.write.dataset_files import (
+    FILES_PER_CHUNK,
+    is_recorded_here,
+    replace_json,
+    statistic_value,
+)
+from understudy_data.order_file import lengths_digest
+from understudy_data.parts import Workers
 
 LEDGER = "meta/published.json"
 """File with the digests of the writers, relative to the root."""

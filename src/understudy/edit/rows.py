@@ -14,21 +14,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from understudy.data.format.features import DEFAULTS, Feature
-from understudy.data.read.image_column import ImageColumns, decode_image, image_bytes
-from understudy.data.read.rows import Rows
-from understudy.data.stats.running import ImageStatistics, Moments, image_step, sample_stride
-from understudy.data.write.dataset_files import (
+from understudy.edit.features import bytes_per_frame, cast_values, with_declared_dtypes
+from understudy.edit.plan import Piece, Plan
+from understudy_base.errors import DatasetError
+from understudy_data.datasets.format.features import DEFAULTS, Feature
+from understudy_data.datasets.read.image_column import ImageColumns, decode_image, image_bytes
+from understudy_data.datasets.read.rows import Rows
+from understudy_data.datasets.stats.running import ImageStatistics, Moments, image_step, sample_stride
+from understudy_data.datasets.write.dataset_files import (
     data_schema,
     number_statistics,
     replace_parquet,
     statistic_columns,
     to_column,
 )
-from understudy.edit.features import bytes_per_frame, cast_values, with_declared_dtypes
-from understudy.edit.plan import Piece, Plan
-from understudy.plain_values import storable
-from understudy_base.errors import DatasetError
+from understudy_data.plain_values import storable
 
 
 def shift_records(column: Sequence[Any], start: int, length: int, fps: float) -> list[Any]:

@@ -22,16 +22,17 @@ from typing import Any
 import av
 import numpy as np
 
-from understudy.data.read.video_frames import VideoFrames
-from understudy.data.stats.running import ImageStatistics
-from understudy.data.write.dataset_files import VIDEO_PATH, file_path
 from understudy.edit.plan import Bad, Encoding, Piece, Plan, PlanWork, keep_sound, run_plan, write_files
 from understudy.edit.rows import measured_before, step_of
-from understudy.parts import Part, Workers, cut_parts
-from understudy.plain_values import storable
-from understudy.storage.byte_source import ByteSource, LocalSource
-from understudy.video.color import AreaResize
-from understudy.video.encode import (
+from understudy_base.errors import DatasetError
+from understudy_data.datasets.read.video_frames import VideoFrames
+from understudy_data.datasets.stats.running import ImageStatistics
+from understudy_data.datasets.write.dataset_files import VIDEO_PATH, file_path
+from understudy_data.parts import Part, Workers, cut_parts
+from understudy_data.plain_values import storable
+from understudy_data.storage.byte_source import ByteSource, LocalSource
+from understudy_data.video.color import AreaResize
+from understudy_data.video.encode import (
     PacketSpan,
     VideoEncoder,
     check_size,
@@ -40,10 +41,9 @@ from understudy.video.encode import (
     find_span,
     stream_settings,
 )
-from understudy.video.index import VideoIndex
-from understudy.video.packets import open_packets
-from understudy.video.reader import VideoReader, open_video
-from understudy_base.errors import DatasetError
+from understudy_data.video.index import VideoIndex
+from understudy_data.video.packets import open_packets
+from understudy_data.video.reader import VideoReader, open_video
 
 _WINDOW, _STRIDE = 8, 2
 _C1, _C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2

@@ -24,12 +24,21 @@ import av
 import numpy as np
 import pyarrow as pa
 
-from understudy.data.format.catalog import INFO, Catalog
-from understudy.data.format.episode_table import describe_ids
-from understudy.data.format.features import DEFAULTS, Feature
-from understudy.data.format.meta_files import read_json
-from understudy.data.stats.running import ImageStatistics, RunningStatistics
-from understudy.data.write.dataset_files import (
+from understudy.edit.carried import OF_VIDEO, carried_entries, carried_info, left_files
+from understudy.edit.plan import Bad, Encoding, Plan, PlanWork, keep_sound, run_plan, write_files
+from understudy.edit.rows import EpisodeRows, RowWriter, SourceRows, group_pieces, row_starts, undeclared_columns
+from understudy.edit.videos import PARTS, CameraStreams, CameraVideos, find_streams, write_videos
+from understudy.storage.bucket import Bucket
+from understudy_base._version import __version__
+from understudy_base.atomic import DRAFT_SUFFIX, BeingWritten, create_folder, is_taken, write_text
+from understudy_base.credentials import strip_credentials
+from understudy_base.errors import DatasetError
+from understudy_data.datasets.format.catalog import INFO, Catalog
+from understudy_data.datasets.format.episode_table import describe_ids
+from understudy_data.datasets.format.features import DEFAULTS, Feature
+from understudy_data.datasets.format.meta_files import read_json
+from understudy_data.datasets.stats.running import ImageStatistics, RunningStatistics
+from understudy_data.datasets.write.dataset_files import (
     DATA_PATH,
     EPISODES_PATH,
     PLAIN_VIDEO,
@@ -47,18 +56,9 @@ from understudy.data.write.dataset_files import (
     tasks_table,
     video_info,
 )
-from understudy.edit.carried import OF_VIDEO, carried_entries, carried_info, left_files
-from understudy.edit.plan import Bad, Encoding, Plan, PlanWork, keep_sound, run_plan, write_files
-from understudy.edit.rows import EpisodeRows, RowWriter, SourceRows, group_pieces, row_starts, undeclared_columns
-from understudy.edit.videos import PARTS, CameraStreams, CameraVideos, find_streams, write_videos
-from understudy.parts import Part, Workers, cut_parts
-from understudy.plain_values import is_result, read_result, write_result
-from understudy.storage.bucket import Bucket
-from understudy.storage.dataset_version import DatasetVersion
-from understudy_base._version import __version__
-from understudy_base.atomic import DRAFT_SUFFIX, BeingWritten, create_folder, is_taken, write_text
-from understudy_base.credentials import strip_credentials
-from understudy_base.errors import DatasetError
+from understudy_data.parts import Part, Workers, cut_parts
+from understudy_data.plain_values import is_result, read_result, write_result
+from understudy_data.storage.dataset_version import DatasetVersion
 
 Statistics = dict[str, RunningStatistics | ImageStatistics]
 

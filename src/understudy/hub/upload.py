@@ -4,11 +4,11 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from understudy.hub.cards import FILE, is_unchanged
-from understudy.hub.download import hub_errors
-from understudy.hub.ids import HubId
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import require
+from understudy_data.hub.cards import FILE, is_unchanged
+from understudy_data.hub.download import hub_errors
+from understudy_data.hub.ids import HubId
 
 logger = logging.getLogger(__name__)
 

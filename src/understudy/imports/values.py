@@ -14,8 +14,8 @@ from PIL import Image
 from understudy.imports.limits import MAX_PIXELS
 from understudy.imports.recording import RecordingError
 from understudy.imports.settings import Part
-from understudy.video.orientation import upright
 from understudy_base.errors import summarize
+from understudy_data.video.orientation import upright
 
 MAX_TEXT = 2000
 """Characters of a task text."""

@@ -18,9 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.data.format.sensors import SENSORS
-from understudy.data.write.dataset_files import replace_json
-from understudy.data.write.writer import EpisodeWriter
 from understudy.imports.frames import Held, read_frames
 from understudy.imports.layout import AGE, TIME, Layout, read_layout
 from understudy.imports.recording import NANO, Recording, RecordingError, Times
@@ -30,6 +27,9 @@ from understudy.imports.values import follow
 from understudy_base._version import __version__
 from understudy_base.atomic import create_folder
 from understudy_base.credentials import strip_credentials
+from understudy_data.datasets.format.sensors import SENSORS
+from understudy_data.datasets.write.dataset_files import replace_json
+from understudy_data.datasets.write.writer import EpisodeWriter
 
 PATH = "meta/import.json"
 _RULE = (

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from understudy.prompt_metadata import add_metadata
 from understudy_base.batch_keys import ACTION, PROMPT_METADATA, STATE, TASK
 from understudy_base.records import Batch
+from understudy_data.prompt_metadata import add_metadata
 
 
 def value_of(batch: Batch, key: str) -> Any:

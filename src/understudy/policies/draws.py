@@ -14,7 +14,7 @@ import torch
 from numpy.random import mtrand
 from torch import Tensor
 
-from understudy.order import sample_normal, sample_uniform
+from understudy_data.order import sample_normal, sample_uniform
 
 Draws = Mapping[str, Tensor]
 """Random numbers of a batch by name, each [B, *shape of its spec]."""

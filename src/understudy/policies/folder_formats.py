@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from understudy.checksums import write_checksums
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.registry import policy_type
 from understudy_base.atomic import create_folder, sync
@@ -23,6 +22,7 @@ from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.entry_points import load_entry_point
 from understudy_base.errors import ConfigError
 from understudy_base.records import Record
+from understudy_data.checksums import write_checksums
 
 FOLDERS = "understudy.folders"
 """Group of entry points: functions (config, normalization, metadata of the robot, number of its norm head, dtype) ->

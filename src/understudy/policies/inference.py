@@ -32,9 +32,9 @@ from understudy.policies.draws import Draws, generate_draws, make_draws
 from understudy.policies.observation_history import ObservationHistory, seen_times, step_rate
 from understudy.policies.own_code.types import given_code
 from understudy.policies.policy import Policy, build_saved
-from understudy.prompt_metadata import observed_metadata
 from understudy_base.batch_keys import ACTION, HEAD, STATE, TASK
 from understudy_base.records import Batch, Record
+from understudy_data.prompt_metadata import observed_metadata
 
 
 def load_policy(

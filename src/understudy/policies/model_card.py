@@ -4,9 +4,9 @@ import json
 
 from understudy.contract.facts import RobotFacts, VectorFacts
 from understudy.contract.mismatch import printable
-from understudy.hub.cards import sign
 from understudy_base._version import __version__
 from understudy_base.records import Record
+from understudy_data.hub.cards import sign
 
 _MOST_NAMES, _MOST_TASKS = 40, 10
 

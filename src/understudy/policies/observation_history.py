@@ -20,7 +20,7 @@ import numpy as np
 from understudy_base.records import Record
 
 TOLERANCE_S = 1e-4
-"""Seconds by which a time may miss a step or the start of an episode, as in `data/time_windows.py`."""
+"""Seconds by which a time may miss a step or the start of an episode, as in `datasets/time_windows.py`."""
 
 
 def seen_times(config: Any, fps: float | None) -> tuple[tuple[float, ...], tuple[float, ...]]:

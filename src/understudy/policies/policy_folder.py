@@ -27,12 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from understudy import checksums
 from understudy.contract.facts import FILE, figures_digest, write_contract
-from understudy.hub.cards import FILE as CARD
-from understudy.hub.cards import is_unchanged
-from understudy.hub.download import fetch_model
-from understudy.hub.ids import SCHEME, model_id
 from understudy.policies.model_card import make_card
 from understudy.policies.own_code.copies import is_copy
 from understudy.policies.own_code.types import write_code
@@ -43,6 +38,11 @@ from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError
 from understudy_base.records import Record
+from understudy_data import checksums
+from understudy_data.hub.cards import FILE as CARD
+from understudy_data.hub.cards import is_unchanged
+from understudy_data.hub.download import fetch_model
+from understudy_data.hub.ids import SCHEME, model_id
 
 WEIGHTS, CONFIG, NORMALIZATION = "model.safetensors", "config.json", "normalisation.json"
 METADATA = "metadata"

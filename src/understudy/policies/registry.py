@@ -34,13 +34,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from understudy.checksums import ChecksumError, check_checksums
 from understudy.policies.own_code.types import import_type, is_code, name_by_hand, pin
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.entry_points import find_entry_points
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import missing_distribution
 from understudy_base.records import Record
+from understudy_data.checksums import ChecksumError, check_checksums
 
 GROUP = "understudy.policies"
 """Group of the entry points."""
@@ -205,7 +205,7 @@ class PolicySettings:
 
     @property
     def return_target(self) -> Record:
-        """Fields of `ReturnTarget` (`data/read/returns.py`) of a value function, whose batches then have `return`.
+        """Fields of `ReturnTarget` (`datasets/read/returns.py`) of a value function, whose batches then have `return`.
 
         Empty: the policy learns no returns.
         """

@@ -12,12 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from understudy.data.selection.select import EPISODE_STRIDE
-from understudy.load.bad_frames import Substitution, read_journal
-from understudy.load.order_rows import Span, rows_of
-from understudy.order import Order
-from understudy.order.spec import Entry, Spec
-from understudy.order_file import Samples
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
@@ -26,6 +20,12 @@ from understudy.train.data.updates import current_spec, read_all_frames, recorde
 from understudy.train.data.versions_read import Versions, latest_versions
 from understudy.train.track import metrics_file
 from understudy_base.errors import ConfigError
+from understudy_data.datasets.selection.select import EPISODE_STRIDE
+from understudy_data.load.bad_frames import Substitution, read_journal
+from understudy_data.load.order_rows import Span, rows_of
+from understudy_data.order import Order
+from understudy_data.order.spec import Entry, Spec
+from understudy_data.order_file import Samples
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.load.instructions import draw_instructions
-from understudy.order import sample_uniform
 from understudy.policies.batch import to_device
 from understudy.policies.common.images import drop_texts, shift_images
 from understudy.policies.common.settings import MODES
 from understudy.policies.draws import Draws, RandomSpec, make_draws
-from understudy.prompt_metadata import drop_fields, label
 from understudy_base.batch_keys import HOST_KEYS, PROMPT_METADATA, TASK
 from understudy_base.records import Batch
+from understudy_data.load.instructions import draw_instructions
+from understudy_data.order import sample_uniform
+from understudy_data.prompt_metadata import drop_fields, label
 
 if TYPE_CHECKING:
     from understudy.config.data import DataConfig

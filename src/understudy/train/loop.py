@@ -18,9 +18,6 @@ import torch
 from understudy.config.schema import plain
 from understudy.distributed.mesh import Mesh
 from understudy.distributed.signals import Stop
-from understudy.load.batch_mixing import batch_figures
-from understudy.load.loader import Loader
-from understudy.load.validation_data import ValidationData
 from understudy.optim.lora import merge_adapters
 from understudy.train import precision
 from understudy.train.checkpoint import checkpoint, checksums
@@ -37,6 +34,9 @@ from understudy_base.batch_keys import CUT_SUFFIX
 from understudy_base.errors import UnderstudyError
 from understudy_base.progress import Progress
 from understudy_base.records import Batch, Record
+from understudy_data.load.batch_mixing import batch_figures
+from understudy_data.load.loader import Loader
+from understudy_data.load.validation_data import ValidationData
 
 
 def run_steps(

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from understudy.distributed.mesh import Mesh, num_micro_batches
-from understudy.order.rank_positions import rank_slice
 from understudy.policies.draws import Draws
 from understudy.policies.policy import Policy
 from understudy_base.batch_keys import ACTION, STATE, TASK
 from understudy_base.errors import ConfigError
 from understudy_base.records import Batch
+from understudy_data.order.rank_positions import rank_slice
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig

@@ -25,7 +25,6 @@ from understudy.distributed.mesh import Mesh, sync_gradients
 from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.state import clip_factor, grad_dtype, local
-from understudy.order.random import make_key
 from understudy.policies.batch import has_values, to_device
 from understudy.policies.draws import keyed_generators
 from understudy.policies.losses import Loss
@@ -34,6 +33,7 @@ from understudy.train.micro_batches import IdleMicroBatch, MicroBatch
 from understudy_base.batch_keys import LOSS_WEIGHT
 from understudy_base.errors import ConfigError
 from understudy_base.records import Batch
+from understudy_data.order.random import make_key
 
 
 class Timer(Protocol):

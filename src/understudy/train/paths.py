@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from understudy.config.data import DataConfig
 from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
-from understudy.hub.download import hub_errors
-from understudy.hub.ids import model_id
 from understudy.policies import policy_folder
 from understudy_base.dataset_address import absolute_path, split_view
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import require
+from understudy_data.hub.download import hub_errors
+from understudy_data.hub.ids import model_id
 
 Source = TypeVar("Source", DataConfig, SourceConfig)
 

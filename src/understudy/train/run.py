@@ -20,11 +20,7 @@ from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed.compile import is_compile_error
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
-from understudy.load.bad_frames import truncate_journals
-from understudy.load.batch_mixing import FEW_EPISODES, measure_mixing
-from understudy.load.validation_data import ValidationData
 from understudy.policies.policy_folder import check_unchanged
-from understudy.storage.remote_options import RemoteOptions
 from understudy.train import precision
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.checkpoint import Saver
@@ -53,6 +49,10 @@ from understudy_base.credentials import CREDENTIALS_HINT, has_credentials
 from understudy_base.dataset_address import split_view
 from understudy_base.errors import ConfigError, DatasetError, RankError, is_out_of_memory, is_wrong_input
 from understudy_base.records import Record
+from understudy_data.load.bad_frames import truncate_journals
+from understudy_data.load.batch_mixing import FEW_EPISODES, measure_mixing
+from understudy_data.load.validation_data import ValidationData
+from understudy_data.storage.remote_options import RemoteOptions
 
 DONE, STOPPED = 0, 75
 

@@ -13,10 +13,8 @@ from typing import Any
 from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
-from understudy.order import Order
 from understudy.policies.policy_folder import CONTRACT, digests
 from understudy.policies.weight_files import TensorReader
-from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy
 from understudy.train.data.input_contract import make_contract, named_heads
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, make_order
@@ -25,6 +23,8 @@ from understudy.train.data.updates import current_spec
 from understudy.train.data.versions_read import versions_read
 from understudy_base.errors import ConfigError
 from understudy_base.records import Record
+from understudy_data.order import Order
+from understudy_data.storage.remote_options import RemoteOptions
 
 
 def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:

@@ -14,14 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from understudy.checksums import file_sha256
 from understudy.config.dataset import SourceConfig
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.selection.select import open_episodes
 from understudy.devices import torch_device
-from understudy.load.instructions import draw_instructions
-from understudy.load.validation_data import prefetch_chunks, sample_identity
-from understudy.parts import Lost, Part, Workers
 from understudy.policies.batch import from_present
 from understudy.policies.policy import Policy, load
 from understudy.train.augment_batch import batch_to_device
@@ -31,6 +25,12 @@ from understudy_base.batch_keys import HEAD, STATE, TASK
 from understudy_base.errors import ConfigError
 from understudy_base.progress import Progress
 from understudy_base.records import Record
+from understudy_data.checksums import file_sha256
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.selection.select import open_episodes
+from understudy_data.load.instructions import draw_instructions
+from understudy_data.load.validation_data import prefetch_chunks, sample_identity
+from understudy_data.parts import Lost, Part, Workers
 
 BATCH = 128
 """Frames of a pass of the network."""

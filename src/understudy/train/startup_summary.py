@@ -10,19 +10,19 @@ from torch import Tensor
 
 from understudy.config.schema import flat, plain
 from understudy.config.train import TrainConfig
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog
-from understudy.load.instructions import split_task
 from understudy.optim.lora import A, B, adapted_layers
 from understudy.optim.param_groups import part_of
 from understudy.optim.state import local
-from understudy.order import Order
 from understudy.policies.common.settings import DYNAMICS, FLOW, IMAGES, TRAINS
 from understudy.policies.policy import Policy
 from understudy.train.data.run_data import RunData
 from understudy.train.data.same_content import describe_copies, describe_rates
 from understudy.train.precision import align
 from understudy.train.state import TrainState
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.load.instructions import split_task
+from understudy_data.order import Order
 
 MAX_SOURCES = 60
 """Sources that get a line each."""

@@ -27,7 +27,6 @@ from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.moving_average import ema_decay, make_average, update_average
 from understudy.optim.param_groups import freeze, loss_weights
 from understudy.optim.state import local
-from understudy.order.random import make_key
 from understudy.policies.common.settings import MODES
 from understudy.policies.draws import keyed_generators
 from understudy.policies.policy import Policy
@@ -53,6 +52,7 @@ from understudy.train.optimizer_step import NULL, StepResult, Timer, optimizer_s
 from understudy_base.batch_keys import MODE, SOURCE
 from understudy_base.errors import ConfigError, page
 from understudy_base.records import Batch, Record
+from understudy_data.order.random import make_key
 
 if TYPE_CHECKING:
     from understudy.train.data.run_data import RunData

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from understudy.data.format.catalog import Catalog
     from understudy_base.records import Record
+    from understudy_data.datasets.format.catalog import Catalog
 
     Viewed = tuple[str, list[tuple[str, Catalog, np.ndarray]], Callable[[int, int, int], Record]]
 

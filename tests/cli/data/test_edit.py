@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from support.datasets import Spec, write_dataset
 from understudy.cli import main
+from understudy_data.testing.datasets import Spec, write_dataset
 
 CAMERA = "observation.images.top"
 

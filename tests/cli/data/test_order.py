@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import understudy as us
-from support.datasets import Spec, write_dataset
 from understudy.cli.data.order import ExplainConfig, choose, droid_like, explain, read_tables
 from understudy.cli.main import main, read_settings
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.testing.datasets import Spec, write_dataset
 
 SMALL = {"batch_size": 32, "world_size": 2, "episodes": 400, "frames_in_flight": 4096}
 

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, write_dataset
-from support.servers import RangeServer, folder
 from understudy import Catalog, EpisodeDataset
 from understudy.cli.main import main
-from understudy.data.selection import motion
-from understudy.data.selection.motion import IdleRule, non_idle_ranges
 from understudy_base.testing.refusals import absent, warned
+from understudy_data.datasets.selection import motion
+from understudy_data.datasets.selection.motion import IdleRule, non_idle_ranges
+from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_data.testing.servers import RangeServer, folder
 
 DATA = os.environ.get("UNDERSTUDY_TEST_DATA")
 STATE = "observation.state"

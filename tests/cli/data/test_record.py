@@ -15,10 +15,10 @@ import pytest
 from understudy.cli.data import record as module
 from understudy.cli.data.record import RecordConfig, demonstrate, record
 from understudy.config.schema import complete
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
@@ -117,7 +117,7 @@ def test_record_of_another_environment_has_its_keys(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from understudy.data.write.writer import EpisodeWriter
+from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy.cli.data.record import RecordConfig, record
 add, frames = EpisodeWriter.add_frame, 0
 def add_frame(self, values, task):

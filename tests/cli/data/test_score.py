@@ -18,13 +18,11 @@ import pytest
 import torch
 
 import understudy as us
-from support.outcomes import FPS, write_outcomes
 from support.runs import tiny_config
 from understudy.cli import main
 from understudy.cli.data.edit import EditConfig, edit
 from understudy.cli.data.score import ScoreConfig, score
 from understudy.config.schema import override
-from understudy.parts import Workers
 from understudy.policies.policy import load
 from understudy.policies.value.config import ValueSettings
 from understudy.train import run
@@ -33,6 +31,8 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.atomic import BeingWritten, hold_folder
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused
+from understudy_data.parts import Workers
+from understudy_data.testing.outcomes import FPS, write_outcomes
 
 LENGTHS = [5, 6, 1, 7, 4, 6]
 SUCCESS = [True, False, True, None, False, True]

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.datasets import Spec, write_dataset
-from support.servers import RangeServer, folder
-from support.weights import write_weights
 from understudy import Catalog, EpisodeDataset, EpisodeWriter
 from understudy.check.examine import check_dataset
 from understudy.cli.main import main
-from understudy.data.selection.select import open_episodes
-from understudy.order import Order
-from understudy.storage.remote_options import RemoteOptions
 from understudy_base.dataset_address import split_view
 from understudy_base.testing.refusals import absent, refused
+from understudy_data.datasets.selection.select import open_episodes
+from understudy_data.order import Order
+from understudy_data.storage.remote_options import RemoteOptions
+from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_data.testing.servers import RangeServer, folder
+from understudy_data.testing.weights import write_weights
 
 LENGTHS, IDS = (6, 9, 4, 0, 12, 7), (1, 2, 5, 6, 9, 10)
 WINDOW = {"action": [0.0, 0.1, 0.2]}

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.datasets import Spec, write_dataset
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.format import views
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.views import save_view
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format import views
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.views import save_view
+from understudy_data.testing.datasets import Spec, write_dataset
 
 SECRET = "my-token-123"
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.datasets import Spec, edit_json, identity, write_dataset
-from support.servers import RangeServer, folder
 from understudy.check.examine import check_dataset
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos, find_missing, has_any_file
-from understudy.storage.remote_options import RemoteOptions
 from understudy_base.errors import DatasetError, LfsPointerError, MissingFileError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.episode_table import EpisodeTable, FileTable, Videos, find_missing, has_any_file
+from understudy_data.storage.remote_options import RemoteOptions
+from understudy_data.testing.datasets import Spec, edit_json, identity, write_dataset
+from understudy_data.testing.servers import RangeServer, folder
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 POINTER = (

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, edit_column, write_dataset
 from understudy.check.examine import check_dataset
 from understudy.cli.main import main
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog
 from understudy_base.errors import DatasetError
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.testing.datasets import Spec, edit_column, write_dataset
 
 CAMERA = "observation.images.top"
 KINDS = {"nan": pa.float64(), "null": pa.int64()}

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import understudy as us
-from support.datasets import SIDE, Spec, edit_json, write_dataset
 from support.runs import tiny_config
 from understudy.cli.main import main
-from understudy.data.format.features import Feature
-from understudy.data.write.writer import EpisodeWriter
 from understudy.train import run
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.format.features import Feature
+from understudy_data.datasets.write.writer import EpisodeWriter
+from understudy_data.testing.datasets import SIDE, Spec, edit_json, write_dataset
 
 CAMERA, TOP = "observation.images.array", "observation.images.top"
 LENGTHS = (9, 5, 7)

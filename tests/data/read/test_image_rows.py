@@ -12,15 +12,15 @@ import pytest
 from PIL import Image, ImageOps
 
 import understudy as us
-from support.datasets import Spec, write_dataset
 from support.edited import edit
-from support.videos import moving_pictures
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.features import Feature
-from understudy.data.read.image_column import decode_image
 from understudy.report.view.sheets import Sheets
 from understudy_base.errors import DatasetError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.features import Feature
+from understudy_data.datasets.read.image_column import decode_image
+from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_data.testing.videos import moving_pictures
 
 SIDE = "observation.images.side"
 

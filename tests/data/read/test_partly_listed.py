@@ -7,13 +7,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, identity, write_dataset
 from understudy.check.examine import check_dataset
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog
-from understudy.load.loader import Loader
-from understudy.order import Order
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.load.loader import Loader
+from understudy_data.order import Order
+from understudy_data.testing.datasets import Spec, identity, write_dataset
 
 TOP = "observation.images.top"
 LENGTHS = (5, 4, 6, 3, 7)

@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import understudy as us
-from support.datasets import rate_episodes
-from support.outcomes import FPS, write_outcomes
 from understudy.cli.data.edit import EditConfig, SegmentConfig, edit, segment
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.layouts import END_IS_CUT
-from understudy.data.read.returns import ReturnTarget
-from understudy.data.read.rows import Rows
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.layouts import END_IS_CUT
+from understudy_data.datasets.read.returns import ReturnTarget
+from understudy_data.datasets.read.rows import Rows
+from understudy_data.testing.datasets import rate_episodes
+from understudy_data.testing.outcomes import FPS, write_outcomes
 
 LENGTHS = (4, 7, 1, 6, 3)
 SUCCESS = (True, False, True, False, None)

@@ -13,20 +13,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.datasets import Spec, edit_json, write_dataset
 from support.edited import edit
 from support.sensors import IMU, Samples, add_sensor, jittered, write_samples
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.features import Feature
-from understudy.data.format.sensors import Sensor
-from understudy.data.read.sensors import SensorTable, read_values
-from understudy.load.loader import Loader
-from understudy.order import Order
-from understudy.storage import mapped_tables
 from understudy.train.data.fingerprint import changed_kinds, digest_files
 from understudy_base.errors import MissingFileError
 from understudy_base.testing.refusals import absent, refused
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.features import Feature
+from understudy_data.datasets.format.sensors import Sensor
+from understudy_data.datasets.read.sensors import SensorTable, read_values
+from understudy_data.load.loader import Loader
+from understudy_data.order import Order
+from understudy_data.storage import mapped_tables
+from understudy_data.testing.datasets import Spec, edit_json, write_dataset
 
 LENGTHS = (8, 3, 12)
 FPS = 10

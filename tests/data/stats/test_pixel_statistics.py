@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.edited import edit
-from understudy.data.format.features import Feature
-from understudy.data.write.dataset_files import number_statistics
-from understudy.data.write.writer import EpisodeWriter
+from understudy_data.datasets.format.features import Feature
+from understudy_data.datasets.write.dataset_files import number_statistics
+from understudy_data.datasets.write.writer import EpisodeWriter
 
 NAMES = ["height", "width", "channel"]
 FIRST = ["channel", "height", "width"]

@@ -11,9 +11,9 @@ import pytest
 from torch.utils.data import DataLoader
 
 from support.accelerate_run import DATA, StepSampler, train, train_on_two_ranks
-from support.datasets import Spec, write_dataset
 from support.ranks import in_ranks
 from understudy import ConfigError, EpisodeDataset, EpisodeSampler, EpisodeStream, Loader
+from understudy_data.testing.datasets import Spec, write_dataset
 
 N = len(DATA)
 

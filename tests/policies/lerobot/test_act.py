@@ -12,7 +12,6 @@ import torch
 pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
 
 import understudy as us
-from support.datasets import Spec, write_dataset
 from support.lerobot_policies import (
     CAMERA,
     MOVING,
@@ -30,6 +29,7 @@ from understudy.policies.lerobot.act import LerobotAct
 from understudy.policies.lerobot.settings import LerobotActSettings
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
+from understudy_data.testing.datasets import Spec, write_dataset
 
 batch = batch_of
 

@@ -14,7 +14,6 @@ from understudy.policies.lerobot.settings import LerobotActSettings, LerobotDiff
 
 pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
 
-from support.datasets import Spec, write_dataset
 from support.lerobot_policies import (
     CAMERA,
     NORMALIZATION,
@@ -39,6 +38,7 @@ from understudy.train.data.run_normalization import compute_normalization
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError
 from understudy_base.testing.refusals import refused
+from understudy_data.testing.datasets import Spec, write_dataset
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
 pytest.importorskip("diffusers", reason="needs diffusers: nox -s lerobot")
 
 import understudy as us
-from support.datasets import Spec, write_dataset
 from support.lerobot_policies import (
     CAMERA,
     MOVING,
@@ -32,6 +31,7 @@ from understudy.policies.lerobot.diffusion import LerobotDiffusion, cropped, spr
 from understudy.policies.lerobot.settings import LerobotDiffusionSettings
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
+from understudy_data.testing.datasets import Spec, write_dataset
 
 
 def policy(**changes: Any) -> LerobotDiffusion:

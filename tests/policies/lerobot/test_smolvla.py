@@ -14,7 +14,6 @@ pytest.importorskip("transformers", reason="needs transformers: nox -s lerobot")
 pytest.importorskip("num2words", reason="needs num2words: nox -s lerobot")
 
 import understudy as us
-from support.datasets import Spec, write_dataset
 from support.lerobot_policies import (
     CAMERA,
     MOVING,
@@ -35,6 +34,7 @@ from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.testing.datasets import Spec, write_dataset
 
 
 @pytest.fixture(scope="module")

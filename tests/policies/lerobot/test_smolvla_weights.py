@@ -17,7 +17,6 @@ pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
 pytest.importorskip("transformers", reason="needs transformers: nox -s lerobot")
 pytest.importorskip("num2words", reason="needs num2words: nox -s lerobot")
 
-from support.datasets import Spec, write_dataset
 from support.lerobot_policies import SMALL_SMOLVLA, Recorder, run_config, their_losses, write_vlm
 from support.runs import same_run, series
 from understudy.config.train import CheckpointConfig, ValConfig
@@ -28,6 +27,7 @@ from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.testing.datasets import Spec, write_dataset
 
 STATE_DIM, ACTION_DIM = 5, 4
 """Widths of the robot of the folder, other than those of the data."""

@@ -13,7 +13,6 @@ pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
 from safetensors.torch import save_file
 
-from support.datasets import Spec, identity, write_dataset
 from support.pi05_policy import CAMERAS, batch, policy
 from support.runs import tiny_config
 from support.sentences import write_model
@@ -23,8 +22,6 @@ from understudy.config.train import (
     AugmentConfig,
     TrainConfig,
 )
-from understudy.data.dataset import EpisodeDataset
-from understudy.load.loader import Loader
 from understudy.policies.draws import generate_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.pi05.config import Pi05Settings
@@ -36,6 +33,9 @@ from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.profiling.plan import one_sample, trace_step
 from understudy_base.errors import DatasetError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.load.loader import Loader
+from understudy_data.testing.datasets import Spec, identity, write_dataset
 
 FRONT, WRIST = CAMERAS
 STATE = "observation.state"

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from understudy.config.train import TrainConfig
-from understudy.data.stats.summary import Mode, Statistics, offset_and_spread
 from understudy.policies.common.normalizer import Affine, Normalizer
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.normalization import (
@@ -26,6 +25,7 @@ from understudy.policies.pi05.text import state_bins
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.stats.summary import Mode, Statistics, offset_and_spread
 
 WIDTHS = {ACTION: 3, STATE: 2}
 FIGURES = {

@@ -13,9 +13,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
 import understudy as us
-from support.datasets import rate_episodes
 from support.killed import WORLD_ACTION
-from support.outcomes import write_outcomes
 from support.pi05 import SMALL
 from support.pi05_policy import CAMERAS, NORMALISATION
 from support.pi05_policy import batch as pi05_batch
@@ -36,6 +34,8 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.profiling.plan import plan
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.testing.datasets import rate_episodes
+from understudy_data.testing.outcomes import write_outcomes
 
 FILE = "model.safetensors"
 TOWER = "layers.0.vlm.self_attn.q_proj.weight"

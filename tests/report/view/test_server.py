@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from support.datasets import Spec, write_dataset
-from understudy.data.format.catalog import Catalog
 from understudy.report.view.server import ViewServer
 from understudy.report.view.viewer import Source, Viewer
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.testing.datasets import Spec, write_dataset
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from support.datasets import Spec, Truth, identity, picture, write_dataset
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.features import Feature
 from understudy.report.view.episodes import curve
 from understudy.report.view.sheets import Layout
 from understudy.report.view.viewer import Source, UnknownResource, Viewer, export_episodes
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.features import Feature
+from understudy_data.testing.datasets import Spec, Truth, identity, picture, write_dataset
 
 TOP = "observation.images.top"
 IDS = (2, 5, 6)

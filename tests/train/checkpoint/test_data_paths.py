@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from support.datasets import Spec, write_dataset
 from support.runs import tiny_config
 from understudy.cli import main
 from understudy.config.dataset import SourceConfig
@@ -16,6 +15,7 @@ from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.errors import DatasetError, SourceError
 from understudy_base.testing.refusals import absent
+from understudy_data.testing.datasets import Spec, write_dataset
 
 
 @pytest.fixture(scope="module")

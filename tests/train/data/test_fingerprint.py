@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from support.datasets import Spec, edit_column, write_dataset
 from support.runs import SHORT, tiny_config, tiny_dataset, trained_run
-from support.servers import RangeServer
 from understudy.cli.main import main
-from understudy.data.dataset import EpisodeDataset
-from understudy.storage import mapped_tables
-from understudy.storage.dataset_root import Files
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data import fingerprint
 from understudy.train.data.run_data import file_digests, open_data
 from understudy_base.errors import ConfigError
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.storage import mapped_tables
+from understudy_data.storage.dataset_root import Files
+from understudy_data.testing.datasets import Spec, edit_column, write_dataset
+from understudy_data.testing.servers import RangeServer
 
 CAMERAS = ("observation.images.top",)
 

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, write_dataset
 from support.runs import tiny_config
-from understudy.data.read.rows import Rows
 from understudy.train.data.frames_file import TASK, frames_content
 from understudy.train.data.run_data import open_data
+from understudy_data.datasets.read.rows import Rows
+from understudy_data.testing.datasets import Spec, write_dataset
 
 
 def test_tasks_of_frames_are_read_from_files_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,12 @@ from understudy.cli.main import main
 from understudy.config.dataset import SourceConfig
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
-from understudy.data.stats import norm_heads
 from understudy.train.data import given_figures
 from understudy.train.data.given_figures import sample_rows
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import choose_normalization, confront_policy, confront_update
 from understudy_base.errors import ConfigError, DatasetError
+from understudy_data.datasets.stats import norm_heads
 
 ACTION, STATE = "action", "observation.state"
 NAMES = ("a", "b", "gripper")

@@ -13,15 +13,15 @@ from torch import Tensor
 from support.mixtures import TOP, mixed
 from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
-from understudy.data.write.writer import EpisodeWriter
-from understudy.load.loader import Loader
-from understudy.load.validation_data import ValidationData
 from understudy.policies.common.images import letterbox, write_letterbox
 from understudy.policies.flow.config import FlowSettings
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.train.data.run_data import RunData, open_data
-from understudy.video.color import ImageSize
 from understudy_base.errors import DatasetError
+from understudy_data.datasets.write.writer import EpisodeWriter
+from understudy_data.load.loader import Loader
+from understudy_data.load.validation_data import ValidationData
+from understudy_data.video.color import ImageSize
 
 SIZES = {"tall": (128, 96), "wide": (96, 192)}  # height, width; multiples, so that nothing is rounded
 SIDE = 64

@@ -12,18 +12,18 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, edit_json, write_dataset
 from support.ranks import in_ranks
 from support.runs import final_tensors, series, tiny_config
 from understudy.config.data import DataConfig
 from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
-from understudy.data.format.catalog import Catalog
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import RunData, open_data
 from understudy.train.run import evaluate_checkpoint, resume, train
 from understudy_base.errors import DatasetError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.testing.datasets import Spec, edit_json, write_dataset
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 LENGTHS = (9, 7, 11, 8, 6, 10, 9, 7, 8, 12)

@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from support.datasets import Spec, write_dataset
 from support.mixtures import NAMES, TOP, WRIST, mixed, tiny_sources
 from support.runs import tiny_config
 from understudy.cli import main
 from understudy.config.dataset import SourceConfig
 from understudy.config.schema import complete, dump_yaml, load
 from understudy.config.train import DataConfig, TrainConfig
-from understudy.data.write.writer import EpisodeWriter
-from understudy.load.loader import Loader
 from understudy.policies.common.settings import MODES
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, open_data
 from understudy.train.data.run_normalization import compute_normalization
 from understudy.train.data.same_content import describe_copies, describe_rates
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.write.writer import EpisodeWriter
+from understudy_data.load.loader import Loader
+from understudy_data.testing.datasets import Spec, write_dataset
 
 
 @pytest.fixture(scope="module")

@@ -10,15 +10,12 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 
-from support.datasets import Spec, write_dataset
 from support.edited import edit
 from support.runs import series, tiny_config, tiny_dataset
 from understudy.config.dataset import SourceConfig
 from understudy.config.schema import override
 from understudy.config.train import LoaderConfig, TrainConfig
 from understudy.contract.facts import read_contract, write_contract
-from understudy.data.dataset import EpisodeDataset
-from understudy.load.validation_data import ValidationData
 from understudy.policies.registry import PolicySettings
 from understudy.train import run
 from understudy.train.data.input_contract import dataset_contract, make_contract
@@ -28,6 +25,9 @@ from understudy.train.startup_summary import startup_summary
 from understudy.train.validation.validation_loss import read_validation_data
 from understudy_base.errors import ConfigError, DatasetError, SourceError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.load.validation_data import ValidationData
+from understudy_data.testing.datasets import Spec, write_dataset
 
 
 @pytest.fixture(scope="module")

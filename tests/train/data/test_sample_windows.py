@@ -13,7 +13,6 @@ from torch import nn
 from support.runs import series, tiny_config, tiny_dataset
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
-from understudy.data.dataset import EpisodeDataset
 from understudy.policies import registry
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.inference import load_policy
@@ -25,6 +24,7 @@ from understudy.train.data.run_data import open_data
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.dataset import EpisodeDataset
 
 CHUNK = 3
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.caches import own_cache
-from support.datasets import Spec, edit_json, write_dataset
 from support.runs import tiny_config
 from understudy.config.train import TrainConfig
-from understudy.load.loader import Loader
-from understudy.load.memory_plan import read_facts
-from understudy.order import Order
-from understudy.storage import mapped_tables
 from understudy.train.data.run_data import dataset_fingerprint, open_data
 from understudy.train.validation.validation_loss import read_validation_data
+from understudy_data.load.loader import Loader
+from understudy_data.load.memory_plan import read_facts
+from understudy_data.order import Order
+from understudy_data.storage import mapped_tables
+from understudy_data.testing.caches import own_cache
+from understudy_data.testing.datasets import Spec, edit_json, write_dataset
 
 LENGTHS = (6, 9, 4, 7, 5, 8)
 

@@ -14,14 +14,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from support.datasets import Spec, write_dataset
 from support.pages import html_of
 from support.ranks import in_ranks, outcomes_in_ranks
 from support.runs import same_run, series, tiny_config
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.distributed import mesh as parallel
-from understudy.load.validation_data import ValidationData
 from understudy.policies.flow.model import FlowPolicy
 from understudy.report.run import tables, validation
 from understudy.train import run
@@ -30,8 +28,10 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import open_data
 from understudy.train.validation import validation_loss
 from understudy.train.validation.validation_loss import ValidationFailed, evaluate
-from understudy.video.packets import open_packets
 from understudy_base.testing.refusals import refused
+from understudy_data.load.validation_data import ValidationData
+from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_data.video.packets import open_packets
 
 CHUNK = 4
 """Frames of a chunk in these tests, so that there are several."""

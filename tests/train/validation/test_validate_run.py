@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from support.datasets import TASKS, edit_json
 from support.mixtures import mixed, tiny_sources
 from support.runs import final_tensors, series
 from understudy.config.dataset import SourceConfig
@@ -27,6 +26,7 @@ from understudy.train.track import metrics_file
 from understudy.train.validation.metrics import PLAIN, best_metrics
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.testing.datasets import TASKS, edit_json
 
 
 @pytest.fixture(scope="module")

@@ -19,17 +19,8 @@ from support.mixtures import WRIST, mixed, tiny_sources
 from support.ranks import in_ranks
 from understudy.config.dataset import SourceConfig
 from understudy.config.train import ParallelConfig
-from understudy.data.format.features import Feature
 from understudy.distributed import mesh as parallel
 from understudy.distributed.mesh import Mesh
-from understudy.load.images.decoded_cache import DecodedImages, decoded_bytes
-from understudy.load.validation_data import (
-    ValidationData,
-    prefetch_chunks,
-    sample_identity,
-    share_chunks,
-    source_key,
-)
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Detail, Loss
@@ -41,6 +32,15 @@ from understudy.train.validation import validation_loss
 from understudy.train.validation.metrics import TermSums, best_metrics, group_losses
 from understudy.train.validation.open_loop import STEPS
 from understudy.train.validation.validation_loss import SampleTable, evaluate
+from understudy_data.datasets.format.features import Feature
+from understudy_data.load.images.decoded_cache import DecodedImages, decoded_bytes
+from understudy_data.load.validation_data import (
+    ValidationData,
+    prefetch_chunks,
+    sample_identity,
+    share_chunks,
+    source_key,
+)
 
 FLOW = {"flow": 1.0}
 DRAWS, SEED = FlowPolicy.validation_draws, 7
@@ -187,7 +187,7 @@ def test_it_is_what_a_slow_obvious_computation_finds(sources: tuple[SourceConfig
 
 
 def validate_noise(at: torch.Tensor) -> np.ndarray:
-    from understudy.order import sample_normal
+    from understudy_data.order import sample_normal
 
     return sample_normal(SEED, "open loop", at.numpy(), (3, 4))
 

@@ -8,7 +8,7 @@ from understudy.check.column_facts import LAGS, PairFacts
 from understudy.check.findings import LOOK, Finding, Place, drop, is_few, undecided
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.check.rules.values import FEW, is_gripper
-from understudy.data.format.catalog import Catalog
+from understudy_data.datasets.format.catalog import Catalog
 
 RULES = ("values.lag", "values.sign", "values.copy", "values.frozen")
 _LEAST_STILL = 0.4  # seconds of a frozen state

@@ -7,7 +7,7 @@ import numpy as np
 
 from understudy.check.findings import LOOK, Finding, Findings, Place, undecided
 from understudy.check.image_facts import Clip, ImageFacts
-from understudy.data.format.catalog import Catalog
+from understudy_data.datasets.format.catalog import Catalog
 
 ENOUGH = 6
 """Least number of sampled episodes."""

@@ -9,7 +9,7 @@ from understudy.check.column_facts import Column, quaternions, wrapping
 from understudy.check.findings import LOOK, Finding, Findings, Place, Severity, drop, is_few, undecided
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.check.rules.values import FEW
-from understudy.data.format.catalog import Catalog
+from understudy_data.datasets.format.catalog import Catalog
 
 ENOUGH = 8
 """Least number of episodes for a ranking."""

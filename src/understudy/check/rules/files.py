@@ -17,11 +17,11 @@ from understudy.check.findings import (
 from understudy.check.image_facts import VideoFacts
 from understudy.check.row_facts import RowFacts
 from understudy.check.rules.pairing import claimed_ids
-from understudy.data.check_files import describe_unlisted, unlisted_files
-from understudy.data.format.catalog import INFO, Catalog
-from understudy.data.read.row_lengths import lengths_of_rows
 from understudy_base.errors import DatasetError, SourceError
 from understudy_base.plural import plural
+from understudy_data.datasets.check_files import describe_unlisted, unlisted_files
+from understudy_data.datasets.format.catalog import INFO, Catalog
+from understudy_data.datasets.read.row_lengths import lengths_of_rows
 
 
 def check_files(catalog: Catalog) -> Findings:

@@ -11,7 +11,7 @@ import numpy as np
 from understudy.check.findings import LOOK, Finding, Findings, Place, is_few, undecided
 from understudy.check.image_facts import Clip, ImageFacts
 from understudy.check.rules.images import place_clips, split_by
-from understudy.data.format.catalog import Catalog
+from understudy_data.datasets.format.catalog import Catalog
 
 ENOUGH = 4
 """Least number of sampled episodes."""

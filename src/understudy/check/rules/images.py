@@ -7,9 +7,9 @@ import numpy as np
 from understudy.check.findings import LOOK, Finding, Findings, Place, drop, is_few, list_ids, restore, undecided
 from understudy.check.image_facts import CUT, Clip, Cut, DepthRange, ImageFacts
 from understudy.check.row_facts import ACTION, STATE, RowFacts, runs_of
-from understudy.data.format.catalog import Catalog
 from understudy_base.errors import DatasetError
 from understudy_base.plural import plural
+from understudy_data.datasets.format.catalog import Catalog
 
 BLACK = 6.0
 """Brightness, of 255, below which a whole image is black."""

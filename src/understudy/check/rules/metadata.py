@@ -7,13 +7,13 @@ import numpy as np
 
 from understudy.check.findings import EDIT, REWRITE, Finding, Place, correct, drop, list_ids
 from understudy.check.row_facts import RowFacts
-from understudy.data.format.catalog import INFO, Catalog
-from understudy.data.format.features import INDEX_KEYS
-from understudy.data.format.views import list_views, view_path
-from understudy.data.selection.select import Selection
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import DatasetError, SourceError
 from understudy_base.plural import plural
+from understudy_data.datasets.format.catalog import INFO, Catalog
+from understudy_data.datasets.format.features import INDEX_KEYS
+from understudy_data.datasets.format.views import list_views, view_path
+from understudy_data.datasets.selection.select import Selection
 
 _COVERED = ("info.json: total_", "info.json: splits", "episode ids have gaps", "tasks: ")
 """Beginnings of lines of `Catalog.metadata_notes` that rules here and in `tasks` report with their values."""

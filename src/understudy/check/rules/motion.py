@@ -13,7 +13,7 @@ import numpy as np
 from understudy.check.findings import LOOK, Finding, Findings, Place, Severity, is_few, undecided
 from understudy.check.image_facts import WINDOW, Clip, ImageFacts
 from understudy.check.rules.images import place_clips
-from understudy.data.format.catalog import Catalog
+from understudy_data.datasets.format.catalog import Catalog
 
 LAGS = range(-6, 7)
 """Frames by which the rows may follow the prediction of them from the images."""

@@ -5,8 +5,8 @@ import numpy as np
 from understudy.check.findings import EDIT, REWRITE, Finding, Findings, Place, Severity
 from understudy.check.image_facts import VideoFacts
 from understudy.check.row_facts import RowFacts
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.pairing import MIXED, claimed_episode
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.pairing import MIXED, claimed_episode
 
 
 def check_pairing(catalog: Catalog, facts: RowFacts, videos: VideoFacts | None) -> Findings:

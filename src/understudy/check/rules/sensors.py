@@ -6,9 +6,9 @@ import numpy as np
 
 from understudy.check.findings import LOOK, Finding, Findings, Place, Severity, correct, restore
 from understudy.check.sensor_facts import SensorFacts
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.sensors import SENSORS
 from understudy_base.plural import plural
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.sensors import SENSORS
 
 _SORT = "sort the samples of the episode by time, and take out those of equal time"
 _REGULAR = 1.5  # largest ratio of the 99th percentile of the steps to their median, on a regular clock

@@ -11,13 +11,13 @@ import numpy as np
 from understudy.check.column_facts import Column
 from understudy.check.findings import RECOMPUTE, Finding, Findings, Place
 from understudy.check.row_facts import ACTION, STATE, RowFacts
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.recorded_stats import GLOBAL, PER_EPISODE
-from understudy.data.stats.far_values import FAR, Fit, confront
-from understudy.data.stats.stats_files import NEEDED, parse_figures, read_episode_stats
-from understudy.data.stats.summary import DimensionMode, Statistics, offset_and_spread
 from understudy_base.errors import DatasetError, SourceError
 from understudy_base.plural import plural
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.recorded_stats import GLOBAL, PER_EPISODE
+from understudy_data.datasets.stats.far_values import FAR, Fit, confront
+from understudy_data.datasets.stats.stats_files import NEEDED, parse_figures, read_episode_stats
+from understudy_data.datasets.stats.summary import DimensionMode, Statistics, offset_and_spread
 
 _MEAN, _STD, _RANGE = 0.02, 0.02, 0.002
 """Allowed differences: of the mean in standard deviations, of std and of the range as shares of themselves."""

@@ -18,7 +18,7 @@ FEW = 4
 """Least number of episodes to compare one with the others."""
 _MINORITY = 0.2  # largest share of episodes with a behavior that counts as unusual
 _FAR = 8.0  # half ranges of the central 98 % from which a value is an outlier
-_EXTREME = 1e6  # from here on training refuses it, too (`data/stats/norm_heads.py`)
+_EXTREME = 1e6  # from here on training refuses it, too (`datasets/stats/norm_heads.py`)
 _LEAST_UNIT = 1e-3  # and it counts in units of at least this
 _HUGE = 1e19
 _COMPARE = ("values.dead", "values.gripper", "values.jump", "values.saturation", "values.unit")

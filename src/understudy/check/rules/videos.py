@@ -10,11 +10,11 @@ import pyarrow as pa
 from understudy.check.findings import EDIT, Finding, Findings, Place, Severity, correct, drop, restore
 from understudy.check.image_facts import VideoFacts, VideoFile, frame_times
 from understudy.check.rules.files import TOLERANCE, split_gross
-from understudy.data.format.catalog import INFO, Catalog
-from understudy.data.format.layouts import episode_files
-from understudy.data.read.video_frames import CODEC_NAMES, VideoFrames
 from understudy_base.errors import DatasetError, SourceError
 from understudy_base.plural import plural
+from understudy_data.datasets.format.catalog import INFO, Catalog
+from understudy_data.datasets.format.layouts import episode_files
+from understudy_data.datasets.read.video_frames import CODEC_NAMES, VideoFrames
 
 EPISODES = "meta/episodes"
 _DRIFT = 0.5  # frames by which a start time may be off before another frame is nearer

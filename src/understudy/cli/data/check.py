@@ -83,9 +83,9 @@ def check(config: CheckConfig) -> int:
     """Print contents and findings; return 1 if one of them is an error."""
     from understudy.check.contents import format_report
     from understudy.check.examine import check_dataset
-    from understudy.data.format.catalog import Catalog
-    from understudy.data.selection.select import Selection
-    from understudy.parts import Workers
+    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data.datasets.selection.select import Selection
+    from understudy_data.parts import Workers
 
     if is_several(config.path):
         return _check_several(config)
@@ -123,7 +123,7 @@ def check(config: CheckConfig) -> int:
 def _check_several(config: CheckConfig) -> int:
     """Print the summary of the datasets of a glob or a list file; return 1 if one of them has an error."""
     from understudy.cli.data.check_several import check_several, format_several
-    from understudy.parts import Workers
+    from understudy_data.parts import Workers
 
     shared = {name: getattr(config, name) for name in ("action", "state", *LAYOUT) if getattr(config, name)}
     sources = [shared | source for source in list_sources(config.path)]

@@ -7,10 +7,10 @@ from typing import Any
 
 from understudy.check.examine import Depth, check_dataset
 from understudy.check.findings import RULES, SEVERITIES, Finding
-from understudy.parts import Workers
 from understudy_base.errors import DatasetError
 from understudy_base.plural import plural
 from understudy_base.progress import Progress
+from understudy_data.parts import Workers
 
 MOST_CHARACTERS = 120
 """Most characters of a finding on the page."""

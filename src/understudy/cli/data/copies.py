@@ -16,10 +16,10 @@ from understudy_base.records import Record
 if TYPE_CHECKING:
     import numpy as np
 
-    from understudy.data.format.catalog import Catalog
-    from understudy.data.format.features import Feature
     from understudy.edit.plan import Piece
-    from understudy.parts import Workers
+    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data.datasets.format.features import Feature
+    from understudy_data.parts import Workers
 
 
 class DatasetCopy:

@@ -21,11 +21,11 @@ from understudy_base.progress import Progress
 
 if TYPE_CHECKING:
     from understudy.contract.facts import RobotFacts
-    from understudy.data.format.catalog import Catalog
-    from understudy.data.format.features import Feature
     from understudy.edit.plan import Encoding, Piece, Plan, TextColumn
     from understudy.edit.write_set import Written
     from understudy.storage.bucket import Bucket
+    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data.datasets.format.features import Feature
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def pair_problems(name: str, pairs: Sequence[str]) -> list[str]:
 
 def edit(config: EditConfig) -> int:
     """Write the output and print a summary; return 1 if episodes were left out as bad."""
-    from understudy.data.format.catalog import Catalog
+    from understudy_data.datasets.format.catalog import Catalog
 
     out = open_output(config.paths[-1])
     catalogs = [Catalog.open(path, pairing=config.pairing or None) for path in config.paths[:-1]]
@@ -174,8 +174,8 @@ def edit(config: EditConfig) -> int:
 
 def _with_lengths_of_rows(catalog: "Catalog") -> "Catalog":
     """Return a catalog with the lengths of whole rows, and name the episodes whose length changes."""
-    from understudy.data.format.episode_table import describe_ids
-    from understudy.data.read.row_lengths import with_lengths_of_rows
+    from understudy_data.datasets.format.episode_table import describe_ids
+    from understudy_data.datasets.read.row_lengths import with_lengths_of_rows
 
     counted = with_lengths_of_rows(catalog)
     changed = counted.episodes.lengths != catalog.episodes.lengths
@@ -241,8 +241,8 @@ def _pairs(pairs: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _pieces(config: EditConfig, sources: Sequence["Catalog"]) -> list["Piece"]:
-    from understudy.data.selection.select import Selection
     from understudy.edit.plan import read_bad_episodes, select_pieces
+    from understudy_data.datasets.selection.select import Selection
 
     drop = list(config.exclude_episodes)
     drop += read_bad_episodes(config.exclude_bad) if config.exclude_bad else []
@@ -273,7 +273,7 @@ def _source_texts(columns: "Sequence[TextColumn]", piece: "Piece") -> Sequence[s
 
 
 def _text_feature(key: str, features: Mapping[str, object]) -> "Feature":
-    from understudy.data.write.writer import check_features
+    from understudy_data.datasets.write.writer import check_features
 
     if key in features:
         raise DatasetError(f"subtask_key is {key!r}, which exists", fix="drop or rename that feature, or name another")
@@ -374,7 +374,7 @@ class SegmentConfig(WorkersConfig):
 
 def segment(config: SegmentConfig) -> int:
     """Write the output and print a summary; return 1 if segments were left out as bad."""
-    from understudy.data.selection.select import open_episodes
+    from understudy_data.datasets.selection.select import open_episodes
 
     out = open_output(config.paths[-1])
     plan = make_plan(config, open_episodes(config.paths[0]), out)
@@ -454,7 +454,7 @@ _LARGER = 2.0
 def write_and_print(plans: "Mapping[str, Plan]", out: "Path | Bucket", config: EditConfig | SegmentConfig) -> int:
     """Write datasets into the new folder `out`, and print a summary; return 1 if something was left out as bad."""
     from understudy.edit.write_set import write_outputs
-    from understudy.parts import Workers
+    from understudy_data.parts import Workers
 
     plans = {name: replace(plan, files=state_contract(plan)) for name, plan in plans.items()}
     total = sum(plan.work for plan in plans.values())
@@ -476,7 +476,7 @@ def state_contract(plan: "Plan") -> dict[str, Any]:
         {} where sources state different facts, or one states none.
     """
     from understudy.contract.facts import FILE, Contract, read_stated
-    from understudy.data.format.meta_files import read_json
+    from understudy_data.datasets.format.meta_files import read_json
 
     path, contracts = f"meta/{FILE}", []
     for source in plan.sources:
@@ -521,8 +521,8 @@ def _hold(robot: "RobotFacts", plan: "Plan", stored_names: Mapping[str, str]) ->
 
 def describe(written: "Written", root: str) -> dict[str, Any]:
     """Return the facts of one output; cameras that were encoded again have quality and decode cost."""
-    from understudy.data.format.catalog import Catalog
     from understudy.edit.decode_cost import measure_cost
+    from understudy_data.datasets.format.catalog import Catalog
 
     plan = written.plan
     facts: dict[str, Any] = {

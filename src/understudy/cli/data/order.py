@@ -19,8 +19,8 @@ from understudy_base.cores import MOST_LOADER_THREADS
 from understudy_base.errors import page
 
 if TYPE_CHECKING:
-    from understudy.load.choose_order import OrderChoice
-    from understudy.order import Order
+    from understudy_data.load.choose_order import OrderChoice
+    from understudy_data.order import Order
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ def explain_file(config: ExplainConfig) -> list[str]:
     Raises:
         DatasetError: the file is no order, or not one of the datasets that are given.
     """
-    from understudy.data.dataset import EpisodeDataset
-    from understudy.load.batch_mixing import FEW_EPISODES, measure_mixing
-    from understudy.order import Order
-    from understudy.order_file import OrderFile
+    from understudy_data.datasets.dataset import EpisodeDataset
+    from understudy_data.load.batch_mixing import FEW_EPISODES, measure_mixing
+    from understudy_data.order import Order
+    from understudy_data.order_file import OrderFile
 
     file = OrderFile(config.order)
     rows = file.stop - file.start
@@ -158,7 +158,7 @@ def read_tables(config: ExplainConfig) -> list[Table]:
     if not config.paths:
         lengths = droid_like(config.episodes)
         return [Table("synthetic, like DROID", lengths, config.gop or 2, config.reach, 30.0, 1)]
-    from understudy.data.dataset import EpisodeDataset
+    from understudy_data.datasets.dataset import EpisodeDataset
 
     tables = []
     for path in config.paths:
@@ -172,10 +172,10 @@ def read_tables(config: ExplainConfig) -> list[Table]:
 
 def choose(tables: Sequence[Table], config: ExplainConfig) -> "OrderChoice | None":
     """Choose the order of the datasets as a loader does; None without datasets."""
-    from understudy.data.dataset import EpisodeDataset
-    from understudy.load.choose_order import choose_from_facts
-    from understudy.load.memory_plan import read_facts
-    from understudy.order.make_spec import OrderRequest, check_source, resolve_weights
+    from understudy_data.datasets.dataset import EpisodeDataset
+    from understudy_data.load.choose_order import choose_from_facts
+    from understudy_data.load.memory_plan import read_facts
+    from understudy_data.order.make_spec import OrderRequest, check_source, resolve_weights
 
     if not config.paths:
         return None
@@ -199,7 +199,7 @@ def choose(tables: Sequence[Table], config: ExplainConfig) -> "OrderChoice | Non
 
 def order_of(tables: Sequence[Table], config: ExplainConfig) -> "Order":
     """Make the order to explain where there are no datasets."""
-    from understudy.order import Order
+    from understudy_data.order import Order
 
     return Order.from_datasets(
         tables,
@@ -222,8 +222,8 @@ def describe(table: Table) -> str:
 
 def render_choice(choice: "OrderChoice", tables: Sequence[Table], config: ExplainConfig) -> str:
     """Render the candidates of a choice, one in a row, the chosen one marked."""
-    from understudy.load.choose_order import WINDOWS
-    from understudy.order.design_effect import expected_uniform
+    from understudy_data.load.choose_order import WINDOWS
+    from understudy_data.order.design_effect import expected_uniform
 
     lengths = np.concatenate([table.lengths for table in tables])
     total = int(lengths.sum())

@@ -11,7 +11,7 @@ from understudy_base.cores import MOST_LOADER_THREADS
 from understudy_base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from understudy.order_file import Samples
+    from understudy_data.order_file import Samples
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class ExportConfig:
 
 def export(config: ExportConfig) -> None:
     """Write the file and print its size."""
-    from understudy.data.dataset import EpisodeDataset
-    from understudy.load.choose_order import choose_order
-    from understudy.load.order_rows import Span, order_facts, rows_of
-    from understudy.order_file import dataset_facts, write_order_file
     from understudy.train.account import Account
     from understudy_base.progress import Progress
+    from understudy_data.datasets.dataset import EpisodeDataset
+    from understudy_data.load.choose_order import choose_order
+    from understudy_data.load.order_rows import Span, order_facts, rows_of
+    from understudy_data.order_file import dataset_facts, write_order_file
 
     *paths, out = config.paths
     first, ranks = config.from_step, config.world_size

@@ -20,9 +20,9 @@ from understudy_base.plural import plural
 if TYPE_CHECKING:
     import numpy as np
 
-    from understudy.data.dataset import EpisodeDataset
     from understudy.policies.common.fast_tokenizer import FastTokenizer
     from understudy.train.data.run_data import RunData
+    from understudy_data.datasets.dataset import EpisodeDataset
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ _COST = 400
 
 def prepare_statistics(config: StatisticsConfig) -> None:
     """Compute the statistics that the start of a run needs, and print them."""
-    from understudy.parts import Workers
-    from understudy.storage.remote_options import RemoteOptions
     from understudy.train.data.run_data import open_data
     from understudy.train.data.run_normalization import HeadStatistics, choose_normalization
     from understudy.train.paths import with_local_files
+    from understudy_data.parts import Workers
+    from understudy_data.storage.remote_options import RemoteOptions
 
     run = with_local_files(config).with_policy_defaults()
     data, cache = open_data(run), Path(RemoteOptions(cache=run.data.cache).folder)

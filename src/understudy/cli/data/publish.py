@@ -27,7 +27,7 @@ class PublishConfig:
 def publish(config: PublishConfig) -> None:
     """Publish, and print the new episodes."""
     from understudy.edit.publish import publish
-    from understudy.parts import Workers
+    from understudy_data.parts import Workers
 
     for name, count in publish(config.paths[:-1], Path(config.paths[-1]), Workers(config.workers)).items():
         print(f"{name}: {count} new episodes")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from understudy.config.declare import Ge, Gt, Ids, Interval, Positional
 from understudy.config.workers import WorkersConfig
-from understudy.parts import Workers
 from understudy_base.atomic import refuse_existing, write_text
 from understudy_base.errors import DatasetError
 from understudy_base.progress import Progress
+from understudy_data.parts import Workers
 
 if TYPE_CHECKING:
-    from understudy.data.format.catalog import Catalog
-    from understudy.data.selection.motion import IdleRule
+    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data.datasets.selection.motion import IdleRule
 
 SHOWN = 10
 """Episodes that the summary names."""
@@ -84,8 +84,8 @@ class RangesConfig(WorkersConfig):
 
 def ranges(config: RangesConfig) -> None:
     """Write the file and print a summary."""
-    from understudy.data.selection.select import open_episodes
     from understudy_base.records import finite
+    from understudy_data.datasets.selection.select import open_episodes
 
     refuse_existing(config.output, "output", None)
     catalog = open_episodes(config.path)
@@ -126,7 +126,7 @@ def find_ranges(
     Raises:
         DatasetError: A column does not exist, is not numeric or cannot be read.
     """
-    from understudy.data.selection.motion import FindRanges
+    from understudy_data.datasets.selection.motion import FindRanges
 
     keys = keys_of(config, catalog)
     rule, episodes = rule_of(config, catalog, keys, workers), catalog.episodes
@@ -216,7 +216,7 @@ def _threshold(facts: dict[str, Any]) -> str:
 
 def _episode_names(catalog: "Catalog", name_by: str) -> dict[int, str]:
     """Table row -> key of the episode in the file."""
-    from understudy.data.selection.keep_ranges import droid_keys
+    from understudy_data.datasets.selection.keep_ranges import droid_keys
 
     ids = {row: str(int(episode)) for row, episode in enumerate(catalog.episodes.ids)}
     texts = droid_keys(catalog) if name_by != "episode" else {}
@@ -228,7 +228,7 @@ def _episode_names(catalog: "Catalog", name_by: str) -> dict[int, str]:
 
 def rule_of(config: RangesConfig, catalog: "Catalog", keys: list[str], workers: Workers | None = None) -> "IdleRule":
     """Rule of the preset with the given changes; reads the rows where thresholds are shares of speeds."""
-    from understudy.data.selection.motion import IdleRule, motion_thresholds
+    from understudy_data.datasets.selection.motion import IdleRule, motion_thresholds
 
     droid = config.preset == "droid"
     rule = IdleRule.droid() if droid else IdleRule(min_idle=max(1, round(catalog.fps)))
@@ -247,7 +247,7 @@ def keys_of(config: RangesConfig, catalog: "Catalog") -> list[str]:
     Raises:
         DatasetError: A column does not exist or is not numeric, or a dimension is beyond their width.
     """
-    from understudy.data.selection.motion import motion_keys, numeric_keys
+    from understudy_data.datasets.selection.motion import motion_keys, numeric_keys
 
     numeric = numeric_keys(catalog)
     keys = list(config.keys)

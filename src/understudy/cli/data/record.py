@@ -74,7 +74,7 @@ class RecordConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        from understudy.video.encode import check_size
+        from understudy_data.video.encode import check_size
 
         errors = (
             [] if self.output_dir else ["output_dir: required, the folder of the dataset to write: --output-dir FOLDER"]
@@ -95,9 +95,9 @@ def record(config: RecordConfig) -> int:
         ConfigError: Unusable settings, or others than those of a recording that is there.
     """
     from understudy.contract.facts import FILE, write_contract
-    from understudy.data.write.writer import EpisodeWriter, check_features
     from understudy.envs.registry import open_env
     from understudy.rollout.env_contract import env_contract
+    from understudy_data.datasets.write.writer import EpisodeWriter, check_features
 
     _compare_settings(config)
     _expert(config.expert)
@@ -218,7 +218,7 @@ def _attempt(
     """Run the expert once; returns the frames, or None if it did not complete the task."""
     import numpy as np
 
-    from understudy.order import sample_normal
+    from understudy_data.order import sample_normal
 
     width = env.features["action"]["shape"][0]
     noise = env.noise if config.noise is None else config.noise

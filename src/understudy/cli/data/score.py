@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from understudy.config.declare import Ge, Interval, Positional
 from understudy.config.workers import WorkersConfig
-from understudy.parts import Workers
 from understudy_base.atomic import DRAFT_SUFFIX, BeingWritten, hold_folder
 from understudy_base.cores import available_cores
 from understudy_base.entry_points import load_entry_point
 from understudy_base.errors import DatasetError
 from understudy_base.progress import Progress
 from understudy_base.records import Record
+from understudy_data.parts import Workers
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from understudy.data.format.catalog import Catalog
-    from understudy.data.format.features import Feature
     from understudy.train.score import ValueFunction
+    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data.datasets.format.features import Feature
 
 VALUE, ADVANTAGE, POSITIVE = "value", "advantage", "advantage_is_positive"
 DTYPES = {VALUE: "float32", ADVANTAGE: "float32", POSITIVE: "bool"}
@@ -114,8 +114,8 @@ class ScoreConfig(WorkersConfig):
 
 def score(config: ScoreConfig) -> None:
     """Compute the values, write the output and print a summary."""
-    from understudy.data.selection.select import open_episodes
     from understudy.train.score import ComputeValues, compute_values, open_value_function
+    from understudy_data.datasets.selection.select import open_episodes
 
     run, data, out = Path(config.paths[0]), config.paths[1], Path(config.paths[2])
     threads = config.num_threads or max(1, available_cores() // (config.workers or 1))
@@ -208,8 +208,8 @@ def score_episodes(
     """
     import numpy as np
 
-    from understudy.data.read.rows import Rows
     from understudy.train.score import n_step_advantages
+    from understudy_data.datasets.read.rows import Rows
 
     catalog, returns = function.dataset.catalog, function.dataset.returns
     assert returns is not None
@@ -254,6 +254,6 @@ def score_episodes(
 
 
 def _features() -> dict[str, "Feature"]:
-    from understudy.data.write.writer import check_features
+    from understudy_data.datasets.write.writer import check_features
 
     return check_features({key: {"dtype": dtype, "shape": (1,), "names": [key]} for key, dtype in DTYPES.items()})

@@ -13,8 +13,8 @@ from understudy_base.errors import DatasetError
 from understudy_base.plural import plural
 
 if TYPE_CHECKING:
-    from understudy.data.dataset import EpisodeDataset
-    from understudy.data.format.catalog import Catalog
+    from understudy_data.datasets.dataset import EpisodeDataset
+    from understudy_data.datasets.format.catalog import Catalog
 
 _LISTED = 20  # values of a list that are printed
 
@@ -45,8 +45,8 @@ class SelectConfig(SelectionConfig):
 
 def select(config: SelectConfig) -> None:
     """Save a view and print it, or print all views of the dataset."""
-    from understudy.data.format.catalog import Catalog
-    from understudy.data.format.views import list_views, save_view
+    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data.datasets.format.views import list_views, save_view
 
     catalog = Catalog.open(config.paths[0])
     names = list_views(catalog.files)
@@ -76,7 +76,7 @@ def select(config: SelectConfig) -> None:
 
 def _warn_of_doubts(catalog: "Catalog") -> None:
     """Warn of files that contradict the metadata, of rows in a sample of the data files: a view has them, too."""
-    from understudy.data.check_files import doubt_of_reader, sampled_doubts
+    from understudy_data.datasets.check_files import doubt_of_reader, sampled_doubts
 
     bad = sampled_doubts(catalog)
     more = f"; and {plural(len(bad) - 1, 'more problem')}" if len(bad) > 1 else ""
@@ -97,7 +97,7 @@ def _flags(select: Mapping[str, Any]) -> str:
 
 def _chosen(config: SelectConfig) -> dict[str, Any]:
     """Return the settings that are not the default, and the use of a file that is given."""
-    from understudy.data.format.views import SETTINGS
+    from understudy_data.datasets.format.views import SETTINGS
 
     chosen = {name: value for name in SETTINGS if (value := getattr(config, name)) != getattr(SelectConfig, name)}
     used = {"keep_ranges": "keep_rule", "frame_weights": "frame_weights_in"}
@@ -106,7 +106,7 @@ def _chosen(config: SelectConfig) -> dict[str, Any]:
 
 def _open(catalog: "Catalog", chosen: Mapping[str, Any]) -> "EpisodeDataset":
     """Return the selected frames. Raises DatasetError."""
-    from understudy.data.dataset import EpisodeDataset
+    from understudy_data.datasets.dataset import EpisodeDataset
 
     options = {name: value for name, value in chosen.items() if not name.startswith("val_")}
     return EpisodeDataset(replace(catalog, view=None), keys=[], **options)

@@ -75,9 +75,9 @@ another kind, or a context of (title, [(name, catalog, table rows)] of each data
 
 def view(config: ViewConfig) -> None:
     """Serve the page until Ctrl-C or SIGTERM, or export it."""
-    from understudy.data.format.catalog import INFO
     from understudy.report.view.viewer import Source, Viewer, check_folder
     from understudy_base.entry_points import EntryPointError, find_entry_points
+    from understudy_data.datasets.format.catalog import INFO
 
     if config.export:
         check_folder(Path(config.export))
@@ -122,8 +122,8 @@ def _record(config: ViewConfig) -> None:
     """Write a recording of rerun."""
     import numpy as np
 
-    from understudy.data.selection.select import open_episodes
     from understudy.report.view.rerun_log import check_recording, write_recording
+    from understudy_data.datasets.selection.select import open_episodes
 
     require("rerun")
     path = Path(config.rerun)
@@ -138,8 +138,8 @@ def _record(config: ViewConfig) -> None:
 def _dataset_viewer(config: ViewConfig) -> "Viewer":
     import numpy as np
 
-    from understudy.data.selection.select import open_episodes
     from understudy.report.view.viewer import Source, Viewer
+    from understudy_data.datasets.selection.select import open_episodes
 
     catalog = open_episodes(config.path, config.pairing or None)
     rows = np.sort(catalog.episodes.rows_of(config.episodes)) if config.episodes else None

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from understudy.checksums import file_sha256
 from understudy.contract.facts import (
     CameraFacts,
     Contract,
@@ -29,6 +28,7 @@ from understudy.policies.pi05.released_keys import is_adaptive
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import ConfigError
 from understudy_base.records import Record
+from understudy_data.checksums import file_sha256
 
 Statistics = Mapping[str, Mapping[str, np.ndarray]]
 _NEEDED = {"MEAN_STD": ("mean", "std"), **RANGES}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from understudy.checksums import file_sha256
 from understudy.contract.mismatch import Mismatch
+from understudy_data.checksums import file_sha256
 
 Shapes = dict[str, tuple[int, ...]]
 _RESTORE = "download or export the policy again"

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from understudy.order.random import make_key
 from understudy.policies.pi05.released_keys import NEW, Match, Shapes, match
 from understudy.policies.weight_files import open_weights, stored_dtypes, stored_shapes
+from understudy_data.order.random import make_key
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.data.read.recorded_images import RecordedImages
-from understudy.data.read.rows import Rows
 from understudy.report.curves import bucketed_line, chart, line
 from understudy.report.page import Block, Blocks, as_rgb, card, film, fold, grid, text
 from understudy.train.checkpoint import checkpoint
@@ -20,11 +18,13 @@ from understudy.train.validation.episode_sums import EpisodeSums, read_validated
 from understudy_base.batch_keys import ACTION
 from understudy_base.errors import DatasetError, UnderstudyError, is_out_of_memory, summarize
 from understudy_base.records import Record, Records
+from understudy_data.datasets.read.recorded_images import RecordedImages
+from understudy_data.datasets.read.rows import Rows
 
 if TYPE_CHECKING:
-    from understudy.data.format.catalog import Catalog
-    from understudy.load.validation_data import ValidationData
     from understudy.train.data.run_data import RunData
+    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data.load.validation_data import ValidationData
 
 Predict = Callable[[int, int, int], Record]
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.data.format.catalog import Catalog
 from understudy.report.view.episodes import Columns, text_lanes
 from understudy.report.view.sheets import Sheets
 from understudy_base.atomic import replace_file
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import optional_imports
 from understudy_base.records import Record
+from understudy_data.datasets.format.catalog import Catalog
 
 if TYPE_CHECKING:
     import rerun

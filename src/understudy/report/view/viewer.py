@@ -15,9 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from understudy.data.format.catalog import Catalog
-from understudy.data.selection.keep_ranges import KeepRanges
-from understudy.data.selection.select import Selection
 from understudy.report.curves import numbers
 from understudy.report.page import COLORS, STATIC, render_file
 from understudy.report.view.episodes import BLOCK, Columns, Findings, lane, text_lanes
@@ -26,6 +23,9 @@ from understudy_base.atomic import create_folder
 from understudy_base.batch_keys import ACTION
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.records import Record
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.selection.keep_ranges import KeepRanges
+from understudy_data.datasets.selection.select import Selection
 
 PAGE = 100
 """Episodes of a page of the list."""

@@ -33,8 +33,6 @@ from typing_extensions import TypedDict  # pydantic reads typing's from Python 3
 from understudy.config.files import read_file
 from understudy.config.schema import dump_yaml, validate
 from understudy.config.train import TrainConfig
-from understudy.hub.download import pull
-from understudy.hub.ids import model_id, near_path, parse_address
 from understudy.policies.own_code.sources import CODE, MODULES
 from understudy.policies.own_code.types import pin_missing, write_code
 from understudy.train.checkpoint import checksums
@@ -42,6 +40,8 @@ from understudy.train.paths import find_moved
 from understudy_base.atomic import DRAFT_SUFFIX, write_bytes, write_text
 from understudy_base.errors import ConfigError, RunInUseError
 from understudy_base.optional_packages import optional_imports
+from understudy_data.hub.download import pull
+from understudy_data.hub.ids import model_id, near_path, parse_address
 
 FORMAT = 5
 """Version of a run directory; another one is refused. Format 1 had no version, and a single process; format 2 had a

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from understudy.config.data import REST, DataConfig
-from understudy.data.stats.summary import DimensionMode, Mode
 from understudy.train.data.run_data import RunData
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import ConfigError
 from understudy_base.records import Record
+from understudy_data.datasets.stats.summary import DimensionMode, Mode
 
 _MOST_LISTED = 40
 

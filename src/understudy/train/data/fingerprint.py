@@ -24,16 +24,16 @@ from typing import Any
 
 import numpy as np
 
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.episode_table import FileTable, describe_ids
-from understudy.data.format.sensors import SENSORS
-from understudy.data.read.sensors import sensor_files
-from understudy.data.selection.select import distinct
-from understudy.storage.dataset_root import Files
-from understudy.storage.dataset_version import folder_of
-from understudy.storage.mapped_tables import Member, are_many, once_per_group
 from understudy_base.atomic import write_text
 from understudy_base.errors import DatasetError, MissingFileError, SourceError
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.episode_table import FileTable, describe_ids
+from understudy_data.datasets.format.sensors import SENSORS
+from understudy_data.datasets.read.sensors import sensor_files
+from understudy_data.datasets.selection.select import distinct
+from understudy_data.storage.dataset_root import Files
+from understudy_data.storage.dataset_version import folder_of
+from understudy_data.storage.mapped_tables import Member, are_many, once_per_group
 
 MAX_WHOLE = 4 << 30
 MAX_VIDEOS = 1 << 30  # a second of one core

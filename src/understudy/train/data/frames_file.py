@@ -18,15 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.checksums import file_sha256
-from understudy.data.format.catalog import Catalog
-from understudy.data.read.rows import Rows
-from understudy.data.selection.select import EPISODE_STRIDE
-from understudy.order_file import lengths_digest
 from understudy.train.data.fingerprint import THREADS
 from understudy.train.data.run_data import RunData, episodes_within
 from understudy_base.batch_keys import RETURN_IS_PAD
 from understudy_base.errors import ConfigError
+from understudy_data.checksums import file_sha256
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.read.rows import Rows
+from understudy_data.datasets.selection.select import EPISODE_STRIDE
+from understudy_data.order_file import lengths_digest
 
 TRAINING, VALIDATION, WEIGHT, EPISODE, TASK = range(5)
 

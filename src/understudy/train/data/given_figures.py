@@ -2,7 +2,7 @@
 
 Statistics of a file, of released weights or of an initial policy may be those of other units, of absolute actions in
 place of differences, or of a robot whose gripper never moved. So may those of a norm head that several sources share,
-for one of them. A line names the dimensions of far values (`data/stats/far_values.py`). Beyond `ABSURD`, the mean
+for one of them. A line names the dimensions of far values (`datasets/stats/far_values.py`). Beyond `ABSURD`, the mean
 square that a loss begins with, the run is refused.
 
 A dimension is never divided by a spread that is tiny beside its range: training divides by the range there, and a line
@@ -19,18 +19,25 @@ from typing import Any
 
 import numpy as np
 
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.read.rows import Rows
-from understudy.data.stats.far_values import FAR, NARROW, confront, rounding
-from understudy.data.stats.norm_heads import name_dimensions
-from understudy.data.stats.stats_files import RECORDED
-from understudy.data.stats.summary import LEAST_SHARE, TINY, DimensionMode, Statistics, check_finite, vector_widths
-from understudy.order.random import make_key, permutation
 from understudy.train.data.run_data import RunData
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.credentials import redact
 from understudy_base.errors import DatasetError
 from understudy_base.records import Record
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.read.rows import Rows
+from understudy_data.datasets.stats.far_values import FAR, NARROW, confront, rounding
+from understudy_data.datasets.stats.norm_heads import name_dimensions
+from understudy_data.datasets.stats.stats_files import RECORDED
+from understudy_data.datasets.stats.summary import (
+    LEAST_SHARE,
+    TINY,
+    DimensionMode,
+    Statistics,
+    check_finite,
+    vector_widths,
+)
+from understudy_data.order.random import make_key, permutation
 
 ROWS = 100_000
 """Most rows of a sample of all sources."""

@@ -26,13 +26,6 @@ from understudy.contract.facts import (
     VectorFacts,
     read_stated,
 )
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.meta_files import read_json
-from understudy.data.stats.norm_heads import compute_statistics
-from understudy.data.stats.summary import DimensionMode, Statistics
-from understudy.load.instructions import split_task
-from understudy.parts import Workers
 from understudy.policies.policy_folder import digests
 from understudy.train.data.dimension_modes import describe_modes, dimension_modes
 from understudy.train.data.run_data import RunData, dataset_fingerprint, head_members
@@ -42,6 +35,13 @@ from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.credentials import redact
 from understudy_base.errors import DatasetError, SourceError
 from understudy_base.progress import Progress
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.meta_files import read_json
+from understudy_data.datasets.stats.norm_heads import compute_statistics
+from understudy_data.datasets.stats.summary import DimensionMode, Statistics
+from understudy_data.load.instructions import split_task
+from understudy_data.parts import Workers
 
 IMAGES = 48
 """Images of each camera and norm head whose appearance is measured."""

@@ -20,20 +20,8 @@ import numpy as np
 from understudy.config.data import NONE, DataConfig
 from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog, Opening, read_tables_of_many
-from understudy.data.format.standard_keys import suggest_key
-from understudy.data.read.texts import prompt_names
-from understudy.data.stats.norm_heads import Member
 from understudy.distributed.mesh import Mesh
-from understudy.load.choose_order import choose_order
-from understudy.load.instructions import split_task
-from understudy.load.loader import Batch, Loader
-from understudy.load.mixed_batches import Mixture, UnlikeSourcesError
-from understudy.order import Order
 from understudy.policies.registry import policy_type
-from understudy.prompt_metadata import FORMAT, add_metadata
-from understudy.storage.remote_options import RemoteOptions
 from understudy.train.augment_batch import apply_augmentation
 from understudy.train.data.fingerprint import Request as FileRequest
 from understudy.train.data.fingerprint import digest_several
@@ -57,6 +45,18 @@ from understudy_base.cores import MOST_LOADER_THREADS, fair_threads
 from understudy_base.dataset_address import split_view
 from understudy_base.errors import ConfigError, DatasetError, SourceError
 from understudy_base.records import Record
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog, Opening, read_tables_of_many
+from understudy_data.datasets.format.standard_keys import suggest_key
+from understudy_data.datasets.read.texts import prompt_names
+from understudy_data.datasets.stats.norm_heads import Member
+from understudy_data.load.choose_order import choose_order
+from understudy_data.load.instructions import split_task
+from understudy_data.load.loader import Batch, Loader
+from understudy_data.load.mixed_batches import Mixture, UnlikeSourcesError
+from understudy_data.order import Order
+from understudy_data.prompt_metadata import FORMAT, add_metadata
+from understudy_data.storage.remote_options import RemoteOptions
 
 _T = TypeVar("_T")
 

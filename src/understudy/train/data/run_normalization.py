@@ -9,11 +9,6 @@ from typing import Any
 import numpy as np
 
 from understudy.config.train import TrainConfig
-from understudy.data.check_files import broken_episodes
-from understudy.data.stats.norm_heads import compute_normalization as normalize_heads
-from understudy.data.stats.stats_files import read_stats_file
-from understudy.data.stats.summary import DimensionMode, Mode, Statistics, vector_widths
-from understudy.parts import Workers
 from understudy.policies.registry import check_start
 from understudy.train.data.dimension_modes import check_identity, dimension_modes, rest_mode
 from understudy.train.data.given_figures import (
@@ -34,6 +29,11 @@ from understudy.train.data.source_faults import join_errors
 from understudy_base.batch_keys import ACTION
 from understudy_base.errors import DatasetError, SourceError
 from understudy_base.records import Record
+from understudy_data.datasets.check_files import broken_episodes
+from understudy_data.datasets.stats.norm_heads import compute_normalization as normalize_heads
+from understudy_data.datasets.stats.stats_files import read_stats_file
+from understudy_data.datasets.stats.summary import DimensionMode, Mode, Statistics, vector_widths
+from understudy_data.parts import Workers
 
 HeadStatistics = dict[str, dict[str, Statistics]]
 """Norm head -> key -> statistics."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.selection.select import common
 from understudy.train.data.fingerprint import MISSING, ROWS, SOME, VIDEOS
 from understudy.train.data.run_data import RunData
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.selection.select import common
 
 MOST_NAMED = 5
 

@@ -11,25 +11,25 @@ import numpy as np
 from understudy.config.data import NONE, DataConfig
 from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
-from understudy.data.check_files import broken_episodes, doubt_of_reader
-from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog
-from understudy.data.format.episode_table import MissingFiles, describe_ids
-from understudy.data.format.features import INDEX_KEYS
-from understudy.data.format.standard_keys import rename_keys
-from understudy.data.format.views import View
-from understudy.data.read.returns import ReturnTarget
-from understudy.data.read.texts import prompt_names
-from understudy.data.selection.select import SegmentTable, Selection, common, difference, split_episodes
-from understudy.data.selection.where import matching_rows
-from understudy.data.stats.norm_heads import head_name
-from understudy.data.time_windows import frame_offsets, reach
-from understudy.storage.mapped_tables import share
 from understudy.train.data.sample_windows import sample_windows
-from understudy.video.color import ImageSize, Resize
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import DatasetError
 from understudy_base.records import Record
+from understudy_data.datasets.check_files import broken_episodes, doubt_of_reader
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.episode_table import MissingFiles, describe_ids
+from understudy_data.datasets.format.features import INDEX_KEYS
+from understudy_data.datasets.format.standard_keys import rename_keys
+from understudy_data.datasets.format.views import View
+from understudy_data.datasets.read.returns import ReturnTarget
+from understudy_data.datasets.read.texts import prompt_names
+from understudy_data.datasets.selection.select import SegmentTable, Selection, common, difference, split_episodes
+from understudy_data.datasets.selection.where import matching_rows
+from understudy_data.datasets.stats.norm_heads import head_name
+from understudy_data.datasets.time_windows import frame_offsets, reach
+from understudy_data.storage.mapped_tables import share
+from understudy_data.video.color import ImageSize, Resize
 
 
 class BadEpisodesError(DatasetError):

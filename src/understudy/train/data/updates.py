@@ -21,9 +21,6 @@ from typing import Any
 import numpy as np
 
 from understudy.config.train import TrainConfig
-from understudy.data.format.episode_table import describe_ids
-from understudy.order import Order
-from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.frames_file import EPISODE, VALIDATION, frames_content, read_frames
 from understudy.train.data.run_data import RunData, dataset_fingerprint, episodes_within, file_digests
@@ -31,6 +28,9 @@ from understudy.train.data.sources import appended_episodes, spell_out
 from understudy_base.atomic import write_bytes
 from understudy_base.plural import plural
 from understudy_base.records import Record
+from understudy_data.datasets.format.episode_table import describe_ids
+from understudy_data.order import Order
+from understudy_data.storage.remote_options import RemoteOptions
 
 
 def recorded_sources(record: Record, updates: Sequence[Record] = ()) -> list[dict[str, Any]]:

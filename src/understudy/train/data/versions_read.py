@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from understudy.config.train import TrainConfig
-from understudy.storage.dataset_version import publication_is_gone
 from understudy.train.data.run_data import RunData
 from understudy_base.dataset_address import split_view
 from understudy_base.records import Record
+from understudy_data.storage.dataset_version import publication_is_gone
 
 Versions = Sequence[Mapping[str, str]]
 """Of each source `source`, its name, and `version` and `address` of its dataset (`Files.version_read`).

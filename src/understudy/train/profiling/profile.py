@@ -24,7 +24,6 @@ from torch import Tensor
 from understudy.config.schema import override, plain
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import join_mesh
-from understudy.load.loader import Loader
 from understudy.train.data.run_data import make_loader, make_order, open_data
 from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.loop import StepRunner
@@ -46,6 +45,7 @@ from understudy.train.track.trackers import MetricsLog
 from understudy_base._version import __version__
 from understudy_base.records import Record
 from understudy_base.temporary import temporary_folder
+from understudy_data.load.loader import Loader
 
 PHASES: Final = (
     "data wait",

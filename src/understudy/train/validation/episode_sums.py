@@ -21,9 +21,9 @@ from understudy_base.atomic import write_bytes
 from understudy_base.records import Record
 
 if TYPE_CHECKING:
-    from understudy.load.validation_data import ValidationData
     from understudy.train.checkpoint.run_dir import RunDir
     from understudy.train.validation.metrics import TermSums
+    from understudy_data.load.validation_data import ValidationData
 
 logger = logging.getLogger(__name__)
 

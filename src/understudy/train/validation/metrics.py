@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from understudy.config.train import TrainConfig
-from understudy.load.instructions import split_task
-from understudy.load.validation_data import ValidationData
 from understudy.policies.common.settings import FLOW, TRAINS
 from understudy_base.errors import ConfigError
 from understudy_base.records import Record
+from understudy_data.load.instructions import split_task
+from understudy_data.load.validation_data import ValidationData
 
 KINDS = ("head", "source", "task")
 PLAIN = ("loss", "macro", "weighted", "open_loop")

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.load.validation_data import UNREADABLE, ValidationData
 from understudy.policies.batch import from_present
 from understudy.policies.common.normalizer import of_head
 from understudy.policies.common.settings import FLOW, MODES, POLICY, TRAINS
@@ -24,6 +23,7 @@ from understudy.train.state import TrainState
 from understudy_base.batch_keys import ACTION, MODE
 from understudy_base.errors import ConfigError
 from understudy_base.records import Batch
+from understudy_data.load.validation_data import UNREADABLE, ValidationData
 
 STEPS = 10
 """Euler steps of the sampling."""

@@ -26,8 +26,6 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.compile import attention_kernels
 from understudy.distributed.mesh import Mesh, reshard_weights
 from understudy.distributed.signals import Stop
-from understudy.load.validation_data import UNREADABLE, ValidationData, prefetch_chunks, share_chunks
-from understudy.order.random import make_key
 from understudy.policies.common.settings import FLOW, FORWARD, MODES, POLICY, TRAINS
 from understudy.policies.draws import keyed_generators
 from understudy.policies.losses import Loss
@@ -54,6 +52,8 @@ from understudy_base.cores import fair_threads
 from understudy_base.errors import DatasetError, RankError, is_wrong_input
 from understudy_base.progress import Progress, tqdm
 from understudy_base.records import Record
+from understudy_data.load.validation_data import UNREADABLE, ValidationData, prefetch_chunks, share_chunks
+from understudy_data.order.random import make_key
 
 BATCH = 128
 """Most samples of a chunk, where the training has larger forward passes."""

@@ -1,0 +1,147 @@
+"""Pairing of rows with episodes, where the place of rows and their columns name different episodes.
+
+The place is the name of a data file that holds one episode (v2), or the position in a file of several (v3). Videos and
+meta/ go by the place. Rows and images of two episodes are mixed where data files were renamed without their videos;
+where both were renamed, only the columns are old. Nothing in the files decides this, so such rows are refused until
+`pairing` names the right side. Without images, a warning is enough.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from understudy_base.errors import DatasetError, SourceError
+from understudy_data.datasets.format.episode_table import EpisodeTable
+from understudy_data.storage.dataset_root import Files
+
+Pairing = Literal["", "files", "columns"]
+"""Side that decides which episode rows belong to; "": neither, rows of contradicting files are refused."""
+MIXED = -1
+"""Claim of a file whose columns name several episodes."""
+PAIRING_FIX = (
+    "name the right side: `understudy edit SRC OUT --pairing files` if data files and videos were renamed or joined "
+    "together, `--pairing columns` if data files alone were; in a training --data.pairing; `understudy check` compares "
+    "lengths; or leave the episodes out"
+)
+"""Remedy for rows of doubtful episodes."""
+
+
+def check_pairing(value: str) -> None:
+    """Raise DatasetError for another value than those of `Pairing`."""
+    if value not in ("", "files", "columns"):
+        fix = "give 'files' (names and places of data files) or 'columns' (episode_index), or leave it out"
+        raise DatasetError(f"pairing is {value!r}", fix=fix)
+
+
+def claimed_episode(table: EpisodeTable, row: int, ids: np.ndarray | None, index: np.ndarray | None) -> int:
+    """Return the id of the episode that the columns of a file of one episode name.
+
+    Args:
+        table: all episodes.
+        row: table row of the episode that the file is named after.
+        ids: its column `episode_index`; None where it has none.
+        index: its column `index`; it counts where there is no `episode_index`.
+
+    Returns:
+        The id; that of `row` where no column names another one; `MIXED` for several.
+    """
+    own = int(table.ids[row])
+    if ids is not None:
+        if not len(ids):
+            return own
+        return int(ids[0]) if (ids == ids[0]).all() else MIXED
+    is_count = int(table.ids[0]) == 0 and int(table.ids[-1]) == len(table) - 1  # else `index` is that of a larger set
+    if index is None or not len(index) or not is_count or int(index[0]) == table.index_from[row]:
+        return own
+    starting = np.flatnonzero((table.index_from == int(index[0])) & (table.lengths > 0))
+    return int(table.ids[starting[0]]) if len(starting) else own
+
+
+def pair_by_columns(files: Files, table: EpisodeTable) -> EpisodeTable:
+    """Return the table of files of one episode with the file of each episode chosen by the columns in it.
+
+    An episode that no file names gets a file that names none, whose rows are refused when they are read. Reads two
+    columns of each file.
+
+    Raises:
+        DatasetError: several files name one episode.
+        SourceError: the source of the dataset gives no answer.
+    """
+    claims: dict[int, int] = {}  # table row -> number of its file
+    unclaimed: list[int] = []
+    for row, file in enumerate(table.data_file.tolist()):
+        claimed = MIXED
+        try:
+            columns = files.table(table.data.find(files, file), ["episode_index", "index"])
+            found = {name: _numbers(columns.column(name)) for name in columns.column_names}
+            claimed = claimed_episode(table, row, found.get("episode_index"), found.get("index"))
+        except SourceError:
+            raise
+        except (DatasetError, pa.ArrowException):
+            pass  # a missing or broken file names no episode; its reader reports it
+        place = int(np.searchsorted(table.ids, claimed))
+        if place == len(table) or table.ids[place] != claimed:
+            unclaimed.append(file)
+        elif place in claims:
+            paths = " and ".join(table.data.path(number) for number in sorted((claims[place], file)))
+            problem = f"columns of two files name episode {claimed}: {paths}"
+            raise DatasetError(problem, where=files.root, fix="remove one of them, or give pairing 'files'")
+        else:
+            claims[place] = file
+    chosen = np.empty_like(table.data_file)
+    for row, file in enumerate(table.data_file.tolist()):  # an unclaimed file stays with its name if it can
+        if row not in claims and file in unclaimed:
+            claims[row] = file
+            unclaimed.remove(file)
+    for row in range(len(table)):
+        chosen[row] = claims[row] if row in claims else unclaimed.pop(0)
+    return replace(table, data_file=chosen)
+
+
+def _numbers(column: pa.ChunkedArray) -> np.ndarray:
+    """Return a column of whole numbers, one in each row, as int64. Raises ArrowException for others."""
+    values = column.combine_chunks()
+    while pa.types.is_list(values.type) or pa.types.is_fixed_size_list(values.type):
+        values = values.flatten()
+    if values.null_count or len(values) != len(column):
+        raise pa.ArrowInvalid("rows without a number")
+    return np.asarray(values.cast(pa.int64()).to_numpy(zero_copy_only=False))
+
+
+def doubtful_places(
+    table: EpisodeTable, rows: np.ndarray, begins: np.ndarray, counts: np.ndarray, index: np.ndarray | None, total: int
+) -> np.ndarray:
+    """Return which episodes of a file of several have rows elsewhere than listed, so that column and place disagree.
+
+    An episode is free of doubt where `index` confirms its column, where meta/ lists no place, and where the file holds
+    further rows and the order is that of the list.
+
+    Args:
+        table: all episodes.
+        rows: int64 (n,), table rows of the episodes of the file.
+        begins: int64 (n,), first row in the file by the column `episode_index`.
+        counts: int64 (n,), rows in the file by that column.
+        index: the column `index` of the file; None where it has none.
+        total: rows of the file.
+
+    Returns:
+        bool (n,).
+    """
+    none = np.zeros(len(rows), bool)
+    if table.pairing or table.own_files or not len(rows):
+        return none
+    lengths, places = table.lengths[rows], table.data_row[rows]
+    is_full = total == int(lengths.sum())
+    absent = (counts == 0) & (lengths > 0) & is_full  # other rows are in its place
+    if not table.lists_places:
+        return np.asarray(absent)
+    there = (counts == lengths) & (lengths > 0)
+    in_order = bool((np.diff(begins[there][np.argsort(places[there], kind="stable")]) > 0).all())
+    if in_order and not is_full:
+        return none
+    is_moved = there & (begins != places)
+    if index is not None:
+        is_moved &= index[np.minimum(begins, max(0, total - 1))] != table.index_from[rows]
+    return np.asarray(is_moved | absent)

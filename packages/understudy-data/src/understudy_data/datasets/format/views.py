@@ -1,0 +1,243 @@
+"""Views: named selections of a dataset, stored in it as `meta/views/NAME.json`, a list of versions that only grows.
+
+    select    settings in the words of a run's `data`: where, episodes, keep_ranges, val_fraction and others
+    made_on   number of the dataset's episodes at that time, and a digest of their ids and lengths
+    selected  number of episodes that it selected then
+    digest    SHA-256 of all of the above
+
+Files that it uses are copies in `meta/views/files`, named by their SHA-256. A dataset may grow: the episodes of that
+time come first, as they were. Otherwise ids may name other episodes, and the view is refused.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy_base.atomic import hold_folder, write_bytes, write_text
+from understudy_base.dataset_address import NAME
+from understudy_base.errors import DatasetError
+from understudy_data.datasets.format.episode_table import EpisodeTable
+from understudy_data.datasets.format.meta_files import read_json
+from understudy_data.storage.dataset_root import Files, as_dataset_error
+from understudy_data.storage.remote_options import RemoteOptions
+
+FOLDER = "meta/views"
+SETTINGS = (
+    *("where", "episodes", "exclude_episodes", "val_episodes", "val_fraction", "drop_n_first_frames"),
+    *("drop_n_last_frames", "keep_ranges", "keep_rule", "frame_weights", "frame_weights_in"),
+)
+"""Names of the settings that a view may have: those of `data` in a run that select."""
+_SPLIT = {"val_episodes", "val_fraction"}
+_COPY = re.compile(r"[0-9a-f]{64}\.(json|parquet)")
+_SAVE = "restore it, or save the view again: understudy select PATH NAME"
+
+
+def _is_natural(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _are_ids(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_natural, value))
+
+
+def _is_fraction(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_copy(value: object) -> bool:
+    return isinstance(value, str) and bool(_COPY.fullmatch(value)) and value.endswith(".json")
+
+
+def _are_weights(value: object) -> bool:
+    return isinstance(value, str) and bool(_COPY.fullmatch(value) or not value.endswith(".parquet"))
+
+
+_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("episodes", "exclude_episodes", "val_episodes"), (_are_ids, "it is a list of episode ids")),
+    **dict.fromkeys(("drop_n_first_frames", "drop_n_last_frames"), (_is_natural, "it is a number of frames from 0")),
+    "where": (_is_text, "it is a condition in text"),
+    "val_fraction": (_is_fraction, "it is a share from 0 to below 1"),
+    "keep_ranges": (_is_copy, f"it is a file of {FOLDER}/files"),
+    "keep_rule": (("window", "start").__contains__, "it is window or start"),
+    "frame_weights": (_are_weights, f"it is a file of {FOLDER}/files, or the key of a feature"),
+    "frame_weights_in": (("order", "loss", "both").__contains__, "it is order, loss or both"),
+}
+"""Setting -> check of its value in a file, and the rule in words."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A version of a view."""
+
+    name: str
+    version: int
+    digest: str
+    select: Mapping[str, Any]
+    """Settings that are not the default, with paths of its files on this machine."""
+    made_on: Mapping[str, Any]
+    selected: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}"
+
+    @property
+    def record(self) -> str:
+        """`NAME@VERSION DIGEST`, for the record of a run."""
+        return f"{self} {self.digest}"
+
+    def combine(self, beside: Mapping[str, Any]) -> dict[str, Any]:
+        """Return settings that select the frames of the view that the settings `beside` it select, too.
+
+        Settings of the view that `beside` does not name are left out.
+
+        Raises:
+            DatasetError: both have another value of a setting that has no intersection, or no episode is in both.
+        """
+        merged = dict(beside)
+        split = _SPLIT & beside.keys() if _SPLIT & self.select.keys() else set()
+        for name in split | (self.select.keys() & beside.keys()):
+            value, other = self.select.get(name, "another split"), beside[name]
+            if other in (None, value, "", (), "window", "both"):  # the defaults
+                merged[name] = self.select.get(name, other)
+            elif name == "exclude_episodes":
+                merged[name] = tuple(sorted({*value, *other}))
+            elif name == "where":
+                merged[name] = f"({value}) and ({other})"
+            elif name.startswith("drop_n_"):
+                merged[name] = max(value, other)
+            elif name == "episodes" and (common := {*value} & {*other}):
+                merged[name] = tuple(sorted(common))
+            else:
+                problem = f"{name} is {str(other)[:80]} beside the view {self}, which has {str(value)[:80]}"
+                raise DatasetError(problem, fix="leave the setting out, or save another view")
+        if left := {*(merged.get("episodes") or ())} - {*(merged.get("exclude_episodes") or ())}:
+            merged["episodes"] = tuple(sorted(left))
+        return merged
+
+    def describe(self, episodes: int, of: int) -> str:
+        """Describe the view in one line: `episodes` that it selects `of` those that the dataset has now."""
+        then = f"{self.selected['episodes']:,} of {self.made_on['episodes']:,} when it was made"
+        return f"#{self} ({self.digest[:12]}): selects {episodes:,} of {of:,} episodes, {then}"
+
+
+def view_path(name: str) -> str:
+    """Path of the versions of a view in its dataset."""
+    return f"{FOLDER}/{name}.json"
+
+
+def list_views(files: Files) -> list[str]:
+    """Return the names of all views, sorted; [] where folders cannot be listed."""
+    return [entry[:-5] for entry, _ in files.entries(FOLDER) or () if re.fullmatch(rf"{NAME}\.json", entry)]
+
+
+def read_view(files: Files, address: str, episodes: EpisodeTable) -> View:
+    """Read the view `NAME` or `NAME@VERSION` of a dataset with these episodes.
+
+    Raises:
+        DatasetError: there is no such view, it or a file of it changed, or its episodes are not those of the time.
+    """
+    name, _, version = address.partition("@")
+    where = files.where(view_path(name))
+    with as_dataset_error(where, "is no view", _SAVE):
+        versions = _versions(files, name)
+        number = int(version or len(versions))
+        if not 0 < number <= len(versions):
+            fix = f"there are {', '.join(list_views(files)) or 'none'}, with {len(versions)} versions of {name}"
+            raise DatasetError(f"there is no view {address!r}", where=files.root, fix=fix)
+        content = dict(versions[number - 1])
+        digest, made_on = content.pop("digest"), content["made_on"]
+        if digest != _digest(content) or not content["select"].keys() <= set(SETTINGS):
+            raise DatasetError(f"version {number} has another digest, or unknown settings", where=where, fix=_SAVE)
+        if made_on != _facts(episodes, made_on["episodes"]):
+            problem = f"the view was made on {made_on['episodes']} episodes, which are not the first ones here"
+            raise DatasetError(problem, where=where, fix=_SAVE)
+        _check_settings(content["select"], where)
+        if not _is_natural(content["selected"]["episodes"]):
+            raise DatasetError(f"version {number} gives no number of selected episodes", where=where, fix=_SAVE)
+        select = {key: tuple(value) if isinstance(value, list) else value for key, value in content["select"].items()}
+        select |= {key: _fetch(files, str(value)) for key, value in select.items() if _COPY.fullmatch(str(value))}
+        return View(name, number, digest, select, made_on, content["selected"])
+
+
+def _check_settings(select: Mapping[str, Any], where: str) -> None:
+    """Check the settings of a view as those of flags: the file may come with the dataset of a stranger.
+
+    Raises:
+        DatasetError: names the first setting that no flag takes. A file that is none of `meta/views/files` is not read.
+    """
+    for name, value in select.items():
+        is_good, rule = _RULES[name]
+        if not is_good(value):
+            problem = f"the view has {name} {str(value)[:80]!r}, and {rule}"
+            raise DatasetError(problem, where=where, fix=_SAVE)
+
+
+def save_view(files: Files, name: str, select: Mapping[str, Any], episodes: EpisodeTable, selected: Any) -> View:
+    """Save settings as the next version of a view; where they and the facts are those of its latest, return that one.
+
+    Raises:
+        DatasetError: the dataset is on another machine, or `name` is no name of a view.
+    """
+    if not files.is_local or not re.fullmatch(NAME, name):
+        fix = "give a name of letters, digits, - and _, which begins with a letter, and a folder on this machine"
+        raise DatasetError(f"no view can be saved as {name!r}", where=files.root, fix=fix)
+    folder, settings = Path(files.where(FOLDER)), dict(select)
+    (folder / "files").mkdir(parents=True, exist_ok=True)
+    for key, value in select.items():
+        if key == "keep_ranges" or str(value).endswith(".parquet"):
+            data = Path(value).read_bytes()
+            settings[key] = hashlib.sha256(data).hexdigest() + (".json" if key == "keep_ranges" else ".parquet")
+            write_bytes(folder / "files" / settings[key], data)
+    made_on = _facts(episodes, len(episodes))
+    content = {"select": settings, "made_on": made_on, "selected": selected}
+    content["digest"] = _digest(content)
+    with hold_folder(folder, waits=True):
+        versions = _versions(files, name)
+        if not versions or versions[-1]["digest"] != content["digest"]:
+            text = json.dumps({"versions": [*versions, content]}, indent=1)
+            write_text(Path(files.where(view_path(name))), text + "\n")
+    return read_view(files, name, episodes)
+
+
+def _versions(files: Files, name: str) -> list[dict[str, Any]]:
+    """Return the content of all versions of a view; [] where there is none."""
+    versions: list[dict[str, Any]] = []
+    return read_json(files, view_path(name))["versions"] if files.exists(view_path(name)) else versions
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _facts(episodes: EpisodeTable, first: int) -> dict[str, Any]:
+    """Number and digest of the first episodes."""
+    table = np.stack([episodes.ids[:first], episodes.lengths[:first]]).astype("<i8")
+    return {"episodes": table.shape[1], "digest": hashlib.sha256(table.tobytes()).hexdigest()}
+
+
+def _fetch(files: Files, name: str) -> str:
+    """Return the path on this machine of a file of `meta/views/files`.
+
+    Raises:
+        DatasetError: it is missing, or its content is not that of its name.
+    """
+    path = f"{FOLDER}/files/{name}"
+    data, where = files.read(path), files.where(path)
+    if not name.startswith(hashlib.sha256(data).hexdigest()):
+        raise DatasetError("its content is not that of its name", where=where, fix=_SAVE)
+    if files.is_local:
+        return where
+    place = Path((files.options or RemoteOptions()).folder, "views", name)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(place, data, durable=False)
+    return str(place)

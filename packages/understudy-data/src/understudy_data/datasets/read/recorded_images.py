@@ -1,0 +1,59 @@
+"""Recorded images of single episodes, to look at: of video files and of data files alike."""
+
+import numpy as np
+
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.read.image_column import ImageColumns
+from understudy_data.datasets.read.rows import Rows
+from understudy_data.datasets.read.video_frames import VideoFrames
+
+_ROW_BYTES = 256 << 20
+
+
+class RecordedImages:
+    """Images of a dataset by camera, episode and frame. Safe in threads.
+
+    Args:
+        catalog: the dataset.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        stored = [key for key in catalog.camera_keys if not catalog.features[key].is_video]
+        self._videos = VideoFrames(catalog, 0, "pyav")
+        self._stored = ImageColumns(catalog, stored, _ROW_BYTES)
+        self._rows = Rows(catalog, (), _ROW_BYTES)
+
+    @property
+    def notes(self) -> list[str]:
+        """Irregularities of the videos read so far."""
+        return self._videos.notes
+
+    def size(self, camera: str, row: int) -> tuple[int, int]:
+        """Return height and width of the images in the episode of a table row. Opens its file.
+
+        Raises:
+            DatasetError: the images cannot be read.
+        """
+        if self._catalog.features[camera].is_video:
+            reader = self._videos.reader(camera, row)
+            return reader.height, reader.width
+        height, width = self.read(camera, row, np.zeros(1, np.int64)).shape[2:]
+        return height, width
+
+    def read(self, camera: str, row: int, frames: np.ndarray) -> np.ndarray:
+        """Return images (n, C, H, W): uint8, of depth uint16 or float32 with C = 1.
+
+        Args:
+            camera: its key.
+            row: table row of the episode.
+            frames: int64 (n,), frame numbers inside the episode.
+
+        Raises:
+            DatasetError: an image cannot be read.
+        """
+        rows = np.full(1, row)
+        if self._catalog.features[camera].is_video:
+            return self._videos.take(camera, rows, frames[None])[0]
+        images: np.ndarray = self._stored.take(camera, rows, self._rows.file_rows(rows, frames[None]))[0]
+        return images
