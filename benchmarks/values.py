@@ -41,7 +41,6 @@ import torch
 import understudy as us
 from common import make_parser
 from understudy.cli.data.score import ScoreConfig, score
-from understudy.config.schema import validate_new
 from understudy.config.train import TrainConfig
 from understudy.envs.env import Outcome, layout_seed, vector_feature
 from understudy.envs.tabletop import COLORS, FPS, MAX_STEPS, NOISE, TASKS, TabletopEnv
@@ -51,6 +50,7 @@ from understudy.rollout.adapter import EnvAdapter
 from understudy.rollout.play import rollout
 from understudy.train import run
 from understudy_data.order import sample_normal
+from understudy_kit.config.schema import validate_new
 
 KINDS = ("good", "slow", "failing", "corrected")
 WAYS = ("plain", "filtered", "positive", "weighted", "conditioned")
@@ -113,7 +113,7 @@ def record(root: Path, episodes: int) -> dict[str, Any]:
             counts[kind]["successes"] += ratings[str(episode)]["success"]
             writer.save_episode()
     (root / "ratings.json").write_text(json.dumps(ratings))
-    from understudy.cli.main import main
+    from understudy_kit.cli.main import main
 
     code = main(["edit", str(root / "plain"), str(root / "rated"), "--metadata", str(root / "ratings.json")])
     assert code == 0

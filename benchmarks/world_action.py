@@ -43,20 +43,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from understudy.cli import main as cli
-from understudy.config.schema import load as load_settings
 from understudy.config.train import TrainConfig
 from understudy.policies.common.settings import FORWARD, INVERSE, MODES, POLICY
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
 from understudy.policies.policy import load
-from understudy.rollout.intervals import wilson_interval
 from understudy.train.data.run_data import RunData, open_data
 from understudy.train.track import metrics_file
 from understudy.train.validation.imagined import moved, psnr
 from understudy.train.validation.validation_loss import read_validation_data
 from understudy_base.batch_keys import MODE, STATE
 from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_kit.cli import main as cli
+from understudy_kit.config.schema import load as load_settings
+from understudy_kit.intervals import wilson_interval
 
 TOWER = {"depth": 4, "num_heads": 4, "num_kv_heads": 1, "head_dim": 24}
 NETWORK = {

@@ -20,7 +20,6 @@ from lerobot.processor import normalize_processor
 from torch import nn
 
 from shared import accept_our_refusals, explain
-from understudy.config.schema import validate
 from understudy.config.train import EmaConfig
 from understudy.policies.common.flow_matching import guidance_weights, guided_velocity
 from understudy.policies.common.normalizer import Affine, Normalizer
@@ -33,6 +32,7 @@ from understudy.policies.pi05.normalization import _maps
 from understudy.policies.pi05.targets import noisy_chunks
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import ConfigError
+from understudy_kit.config.schema import validate
 
 accept_our_refusals()
 

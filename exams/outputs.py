@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from shared import explain
-from understudy.cli.main import main
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.write.writer import EpisodeWriter
+from understudy_kit.cli.main import main
 
 EPISODES, FRAMES, SIDE = 12, 220, 64
 CAMERA = "observation.images.front"

@@ -18,13 +18,6 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 WHEELS = {
-    "kit": """
-        config.__init__ config.dataset config.declare config.files config.flags config.help
-        config.hooks config.limits config.on_resume config.schema config.source_lists
-        config.values config.workers report.__init__ report.curves report.page
-        cli.__init__ cli.arguments cli.commands cli.console cli.help_texts cli.main
-        distributed.launch distributed.signals rollout.intervals
-    """,
     "client": """
         contract serve.__init__ serve.access serve.async_chunks serve.client serve.dialects
         serve.protocol
@@ -37,6 +30,9 @@ WHEELS = {
         cli.data.publish cli.data.ranges cli.data.select cli.data.view
     """,
     "understudy": """
+        report.__init__
+        config.__init__
+        cli.__init__
         __init__ __main__ devices optim policies config distributed train report cli
         envs.gymnasium_options
     """,

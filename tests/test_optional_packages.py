@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from support.runs import tiny_dataset
-from understudy.cli.main import COMMANDS
 from understudy_base import optional_packages
 from understudy_base.optional_packages import EXTRAS, INCLUDES
+from understudy_kit.cli.main import COMMANDS
 
 BLOCKER = """
 import importlib, io, json, os, sys
@@ -126,7 +126,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} & BLOCK
 
 CALLS = """
 calls, printed = json.loads(sys.argv[1]), []
-from understudy.cli import main as cli
+from understudy_kit.cli import main as cli
 for call in calls:
     with redirect_stderr(io.StringIO()) as err, redirect_stdout(io.StringIO()):
         code = cli.main(call)

@@ -49,7 +49,7 @@ def test_tables_are_private_where_the_file_system_is_unknown(tmp_path: Path, mon
 
 _PROGRAM = """
 import json, os, sys
-from understudy.cli.main import main
+from understudy_kit.cli.main import main
 from understudy_data.video.native.loops import loops_status
 from test_other_systems import batch_sums
 

@@ -16,7 +16,6 @@ from support.policies import batch as flow_batch
 from support.policies import policy as flow_policy
 from support.runs import tiny_config
 from understudy.config.data import DataConfig
-from understudy.config.dataset import SourceConfig
 from understudy.config.rollout import Play
 from understudy.config.train import TrainConfig
 from understudy.policies.batch import prompts_of
@@ -30,6 +29,7 @@ from understudy_data.order import sample_uniform
 from understudy_data.prompt_metadata import FORMAT, add_metadata, metadata_lines, observed_metadata
 from understudy_data.testing.datasets import Spec, rate_episodes, write_dataset
 from understudy_data.testing.outcomes import write_outcomes
+from understudy_kit.config.dataset import SourceConfig
 
 QUALITY, LENGTHS = [4, 5, None, 3, 1, 2], (5, 6, 4, 5, 6, 5)
 

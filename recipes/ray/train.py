@@ -18,9 +18,7 @@ import ray.train
 from ray.train.collective import broadcast_from_rank_zero
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from understudy.cli.main import read_settings
 from understudy.cli.runs import run_and_report
-from understudy.config.schema import plain, validate
 from understudy.config.train import TrainConfig
 from understudy.policies.own_code.trusted import NAMED
 from understudy.policies.own_code.types import GIVEN
@@ -28,6 +26,8 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.paths import resolve_paths
 from understudy_base.errors import ConfigError, DatasetError, UnderstudyError, is_wrong_input
 from understudy_base.progress import show_log
+from understudy_kit.cli.main import read_settings
+from understudy_kit.config.schema import plain, validate
 
 STOPPED, WRONG_INPUT, FAILED = 75, 2, 1
 

@@ -15,7 +15,6 @@ import pytest
 from understudy.check.column_facts import Column
 from understudy.check.examine import check_dataset
 from understudy.check.findings import RULES, Finding, Place, list_ids, sort_findings
-from understudy.cli import main
 from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
 from understudy.train.data.sources import open_source, split_source
@@ -26,6 +25,7 @@ from understudy_data.datasets.format.episode_table import EpisodeTable
 from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy_data.testing.datasets import Spec, edit_column, edit_json, write_dataset
 from understudy_data.testing.servers import RangeServer, folder
+from understudy_kit.cli import main
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import pytest
 from understudy.check.contents import format_report
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Report
-from understudy.cli import main
 from understudy.report.check_page import check_page
 from understudy_data.testing.datasets import Spec, edit_json, rate_episodes, write_dataset
+from understudy_kit.cli import main
 
 TOP = "observation.images.top"
 

@@ -10,10 +10,10 @@ import pytest
 
 from understudy.check.examine import check_dataset
 from understudy.check.row_facts import IdleCounter, read_rows
-from understudy.cli.main import main
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.testing.datasets import Spec, edit_column, edit_json, write_dataset
+from understudy_kit.cli.main import main
 
 
 def episodes(unit: float = 1.0) -> list[np.ndarray]:

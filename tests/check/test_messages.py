@@ -11,11 +11,11 @@ import pytest
 
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding
-from understudy.cli import main
 from understudy.cli.data.edit import format_summary
 from understudy_base.errors import DatasetError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.testing.datasets import Spec, edit_column, edit_json, edit_times, write_dataset
+from understudy_kit.cli import main
 
 TOP = "observation.images.top"
 LENGTHS = (12, 9, 14, 11, 10, 12)

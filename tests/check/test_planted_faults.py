@@ -9,7 +9,7 @@ import pytest
 import planted_faults as planted
 from planted_images import UNDECIDED
 from understudy.check.examine import check_dataset
-from understudy.cli.main import main
+from understudy_kit.cli.main import main
 
 KNOWN_FAULTS = [fault for fault in planted.FAULTS if fault.split == "known"]
 NEED_IMAGES = ("images.", "videos.unreadable", "videos.count", "videos.start", "videos.encoding")

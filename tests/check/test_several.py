@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from understudy.check.examine import check_dataset
-from understudy.cli import main
 from understudy.cli.data import check_several
 from understudy_base.errors import SourceError
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
+from understudy_kit.cli import main
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from support.robot_rows import write_rows
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding, Place, merge_undecided, undecided
-from understudy.cli import main
+from understudy_kit.cli import main
 
 
 def test_a_rule_with_too_little_data_is_undecided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,10 @@ import pytest
 from support.part_work import DeadlyImages, DeadlyRows, DeadlyVideos
 from understudy.check import column_facts, image_facts, row_facts
 from understudy.check.examine import Facts, check_dataset, examine
-from understudy.cli import main
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.parts import Workers
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit.cli import main
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from understudy.cli import bench as bench_command
-from understudy.cli import main
 from understudy.cli.bench import BenchConfig, bench, decode_in_a_row, format_report, measure, open_data, summarize
 from understudy_base.errors import ConfigError, page
 from understudy_base.testing.refusals import refused
 from understudy_data.load.images import clip_reader
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit.cli import main
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 FAST = {"seconds": 0.05, "rounds": 1, "batch_size": 8, "chunk_size": 4}

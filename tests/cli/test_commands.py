@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from support.docs import ROOT
-from understudy.cli import commands, main
 from understudy_base.optional_packages import PIP_LINES
+from understudy_kit.cli import commands, main
 
 Install = Callable[..., None]
 GREET = """
 from contextlib import contextmanager
 from dataclasses import dataclass
-from understudy.cli.commands import Command, describe
-from understudy.config.declare import Positional
+from understudy_kit.cli.commands import Command, describe
+from understudy_kit.config.declare import Positional
 
 @dataclass(frozen=True)
 class GreetConfig:
@@ -242,7 +242,7 @@ def test_help_of_a_tool_imports_no_policies(name: str) -> None:
     wheels = runpy.run_path(str(ROOT / "scripts/seams.py"))["find_modules"]()
     code = f"""
 import sys
-from understudy.cli.main import main
+from understudy_kit.cli.main import main
 try:
     main([*{name.split()!r}, "--help"])
 except SystemExit:

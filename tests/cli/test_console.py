@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import understudy as us
-from understudy.cli.commands import COMMANDS
-from understudy.cli.console import ESCAPE, write_any_text
+from understudy_kit.cli.commands import COMMANDS
+from understudy_kit.cli.console import ESCAPE, write_any_text
 
 LETTERS = "夹 π 🤖"
 LOCALES = {
@@ -82,7 +82,7 @@ def test_a_run_is_written_in_the_locale_of_nothing(folder: Path) -> None:
 
 
 def test_help_of_every_command_under_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
-    from understudy.cli import main
+    from understudy_kit.cli import main
 
     for name in ("", *COMMANDS):
         stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")

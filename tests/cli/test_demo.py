@@ -18,12 +18,12 @@ from understudy.cli.demo import (
     training,
     write_settings,
 )
-from understudy.config.schema import override
 from understudy.optim.lr_schedule import lr_factor
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RECORDED, RunDir
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit.config.schema import override
 
 
 @pytest.mark.parametrize("steps", [20, 25, 137, 2500])

@@ -10,7 +10,7 @@ import pytest
 
 from support.processes import children
 from support.runs import tiny_config, tiny_dataset
-from understudy.config.schema import dump_yaml
+from understudy_kit.config.schema import dump_yaml
 
 # A module that Python imports at its start: a signal at the first audit event (args[0] contains a text).
 SITE = """
@@ -38,7 +38,7 @@ COMMANDS = {
     "train": "train {settings}",
 }
 QUICK = [
-    *((name, "import understudy.cli.arguments") for name in ("check", "train")),
+    *((name, "import understudy_kit.cli.arguments") for name in ("check", "train")),
     ("check", "import numpy"),
     ("edit", "os.mkdir videos"),
     ("publish", "os.mkdir draft/data"),

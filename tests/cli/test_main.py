@@ -17,19 +17,19 @@ import pytest
 import torch
 
 from support.runs import series, tiny_config, tiny_dataset
-from understudy.cli import commands, main
-from understudy.cli.arguments import settings as parse
 from understudy.cli.data.record import RecordConfig
-from understudy.config.help import groups
-from understudy.config.schema import dump_yaml, load
 from understudy.config.train import TrainConfig
-from understudy.distributed.signals import Interrupted
-from understudy.report.page import render_page
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.loop import TrainingStalled
 from understudy_base.atomic import create_folder
 from understudy_base.errors import DatasetError, RunInUseError, SourceError
 from understudy_base.temporary import temporary_folder
+from understudy_kit.cli import commands, main
+from understudy_kit.cli.arguments import settings as parse
+from understudy_kit.config.help import groups
+from understudy_kit.config.schema import dump_yaml, load
+from understudy_kit.report.page import render_page
+from understudy_kit.signals import Interrupted
 
 HEAVY = ("torch", "pyarrow", "av", "matplotlib", "mujoco", "PIL", "gymnasium", "scipy")
 FROZEN = ("dataset", "files", "normalisation", "order", "policy", "settings")
@@ -62,7 +62,7 @@ def test_help_of_every_command_imports_nothing_heavy() -> None:
     """Checks imported modules rather than seconds, so that a busy machine cannot fail it. Nor does the launcher."""
     code = f"""
 import contextlib, io, sys
-from understudy.cli import main as cli
+from understudy_kit.cli import main as cli
 with contextlib.redirect_stdout(io.StringIO()) as out:
     cli.main(["--help"])
     assert "pydantic" not in sys.modules

@@ -9,14 +9,14 @@ from typing import Annotated, Literal, get_args
 
 import pytest
 
-from understudy.cli import main
-from understudy.cli.help_texts import EXAMPLES, MOST_USED
-from understudy.config import help
-from understudy.config.declare import Ge, Positional
-from understudy.config.schema import load
 from understudy.config.train import TrainConfig
 from understudy.policies.registry import type_names
 from understudy.train.checkpoint import run_dir
+from understudy_kit.cli import main
+from understudy_kit.cli.help_texts import EXAMPLES, MOST_USED
+from understudy_kit.config import help
+from understudy_kit.config.declare import Ge, Positional
+from understudy_kit.config.schema import load
 
 
 @dataclass

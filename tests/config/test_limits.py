@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from support.runs import tiny_config, tiny_dataset
-from understudy.cli.main import main
-from understudy.config import limits
-from understudy.distributed import launch
 from understudy.train import run
 from understudy_base.errors import ConfigError
+from understudy_kit import launch
+from understudy_kit.cli.main import main
+from understudy_kit.config import limits
 
 
 @pytest.fixture(scope="module")

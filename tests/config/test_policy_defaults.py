@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from understudy.cli.main import main, read_settings
-from understudy.config.schema import dump_yaml, load, validate, validate_new
 from understudy.config.train import TrainConfig
 from understudy.optim.lr_schedule import lr_factor
 from understudy.policies.registry import policy_type
 from understudy.train.startup_summary import describe_defaults
 from understudy_base.errors import ConfigError
+from understudy_kit.cli.main import main, read_settings
+from understudy_kit.config.schema import dump_yaml, load, validate, validate_new
 
 ROOT = ["--data.root", "d"]
 OPENPI = {"lr": 2.5e-5, "beta2": 0.95, "weight_decay": 1e-10, "weight_decay_on": "all", "grad_clip_norm": 1.0}

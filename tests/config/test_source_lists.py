@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from understudy.config.flags import read_flags
-from understudy.config.schema import complete, dump_yaml, load, validate_new
-from understudy.config.source_lists import list_sources
 from understudy.config.train import TrainConfig
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.storage.dataset_root import Files
+from understudy_kit.config.flags import read_flags
+from understudy_kit.config.schema import complete, dump_yaml, load, validate_new
+from understudy_kit.config.source_lists import list_sources
 
 
 @pytest.fixture

@@ -11,9 +11,6 @@ import yaml
 
 import understudy as us
 from understudy.config.data import DataConfig
-from understudy.config.files import read_file
-from understudy.config.flags import read_flags
-from understudy.config.schema import load, validate
 from understudy.config.train import TrainConfig
 from understudy.imports.settings import ImportMapping
 from understudy_base.errors import ConfigError, DatasetError
@@ -23,6 +20,9 @@ from understudy_data.order import Order
 from understudy_data.order.make_spec import as_int
 from understudy_data.order.random import check_seed
 from understudy_data.process_rank import find_rank
+from understudy_kit.config.files import read_file
+from understudy_kit.config.flags import read_flags
+from understudy_kit.config.schema import load, validate
 
 NUMBERS = {
     "steps": True,

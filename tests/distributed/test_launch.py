@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from understudy.cli import main
-from understudy.distributed import launch as launcher
-from understudy.distributed.launch import launch, read_hosts
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit import launch as launcher
+from understudy_kit.cli import main
+from understudy_kit.launch import launch, read_hosts
 
 RANK = Path(__file__).parents[1] / "support" / "rank.py"
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
@@ -60,7 +60,7 @@ class Launched:
     def __init__(self, folder: Path, count: int, *words: str, first: str = "") -> None:
         # Whatever signals an earlier test's library has blocked in this process, a shell would not.
         code = "import signal, sys; signal.pthread_sigmask(signal.SIG_SETMASK, []); "
-        code += f"from understudy.distributed.launch import launch; {first}sys.exit(launch(sys.argv[1:], {count}))"
+        code += f"from understudy_kit.launch import launch; {first}sys.exit(launch(sys.argv[1:], {count}))"
         self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *ranks(folder, *words)], stderr=subprocess.PIPE, text=True

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from support.runs import series, tiny_config, tiny_dataset
-from understudy.config.schema import dump_yaml
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy_kit.config.schema import dump_yaml
 
 pytestmark = pytest.mark.long
 

@@ -18,17 +18,10 @@ import pytest
 from support.ranks import in_ranks, outcomes_in_ranks
 from support.runs import tiny_config, tiny_dataset
 from understudy.config.train import ParallelConfig, TrainConfig
-from understudy.distributed import signals
 from understudy.distributed.mesh import Mesh, join_mesh
-from understudy.distributed.signals import (
-    SIGNALS,
-    Interrupted,
-    Stopped,
-    ended_in_calls,
-    interrupted_by_signals,
-    stop_signals,
-)
 from understudy.train import run
+from understudy_kit import signals
+from understudy_kit.signals import SIGNALS, Interrupted, Stopped, ended_in_calls, interrupted_by_signals, stop_signals
 
 
 def send(number: signal.Signals) -> None:
@@ -217,7 +210,7 @@ from importlib import import_module
 from pathlib import Path
 import sys
 
-from understudy.distributed.signals import Interrupted, interrupted_by_signals
+from understudy_kit.signals import Interrupted, interrupted_by_signals
 
 try:
     with interrupted_by_signals():

@@ -10,8 +10,8 @@ import pytest
 
 from support.runs import series, tiny_config, tiny_dataset
 from support.slurm import cluster, missing, wait_for
-from understudy.config.schema import dump_yaml
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy_kit.config.schema import dump_yaml
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm" / "train.sbatch"
 STEPS = 300

@@ -19,10 +19,10 @@ from support.command_lines import (
     unknown_flags,
 )
 from support.docs import ROOT
-from understudy.cli import main
-from understudy.cli.commands import COMMANDS, GUESSES
-from understudy.cli.help_texts import EXAMPLES
 from understudy_base.testing.refusals import refused
+from understudy_kit.cli import main
+from understudy_kit.cli.commands import COMMANDS, GUESSES
+from understudy_kit.cli.help_texts import EXAMPLES
 
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "examples/README.md")
 FOUND = [page for pattern in ("docs", "recipes/*", "packages/*") for page in ROOT.glob(f"{pattern}/*.md")]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from support.docs import ROOT
-from understudy.cli import main
-from understudy.cli.commands import COMMANDS
 from understudy.policies.registry import own_type_names
 from understudy_base.errors import DOCUMENTATION, page, with_addresses
+from understudy_kit.cli import main
+from understudy_kit.cli.commands import COMMANDS
 
 FILE = re.compile(r"(?<!main/)\bdocs/|(?<![\w/])[a-z_]+\.md\b")
 """A page as a file."""

@@ -6,7 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from understudy.cli.main import COMMANDS
+from understudy_kit.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/installation.md").read_text()

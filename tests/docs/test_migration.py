@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from understudy.cli.main import COMMANDS, read_settings
-from understudy.config.flags import list_settings
 from understudy.config.other_trainers import read_hints, read_tables
-from understudy.config.schema import load, override, validate
 from understudy.config.train import TrainConfig
 from understudy.policies.pi05.config import Pi05Settings
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit.cli.main import COMMANDS, read_settings
+from understudy_kit.config.flags import list_settings
+from understudy_kit.config.schema import load, override, validate
 
 ROOT = Path(__file__).parents[2]
 FOREIGN = read_hints()

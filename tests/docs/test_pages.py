@@ -22,8 +22,6 @@ import yaml
 
 import understudy as us
 from support.docs import ROOT, code, run_python
-from understudy.cli import main
-from understudy.config.schema import complete, load
 from understudy.config.train import TrainConfig
 from understudy.imports.settings import read_mapping
 from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
@@ -33,6 +31,8 @@ from understudy_data.datasets.format.features import parse_features
 from understudy_data.datasets.selection.where import Where
 from understudy_data.datasets.stats import summary
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit.cli import main
+from understudy_kit.config.schema import complete, load
 
 DOCS = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "recipes").glob("*/*.md"))]

@@ -13,7 +13,7 @@ pytest.importorskip("mujoco", reason="the recording needs the extra demo")
 
 import understudy as us
 from support.docs import ROOT, run_python
-from understudy.cli.main import COMMANDS, main
+from understudy_kit.cli.main import COMMANDS, main
 
 README = ROOT / "README.md"
 

@@ -10,10 +10,10 @@ import pytest
 
 from support.clusters import kubernetes_pod, load, ray_worker, shell_lines, skypilot_host, started
 from support.docs import ROOT
-from understudy.cli.main import read_settings, split_launch
 from understudy.config.train import TrainConfig
-from understudy.distributed.launch import Hosts, read_hosts
 from understudy.distributed.mesh import mesh_shape
+from understudy_kit.cli.main import read_settings, split_launch
+from understudy_kit.launch import Hosts, read_hosts
 
 PAGES = [ROOT / "recipes" / name / "README.md" for name in ("kubernetes", "skypilot", "ray")]
 SETTINGS = ROOT / "recipes/kubernetes/settings.yaml"

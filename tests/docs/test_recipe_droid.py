@@ -28,14 +28,14 @@ from support.clusters import kubernetes_pod, ray_worker, skypilot_host, started
 from support.docs import ROOT, code, expand, settings_of
 from support.droid import CAMERAS, LENGTHS, episode_path, range_key, write_droid, write_ranges
 from understudy import Catalog, EpisodeDataset
-from understudy.cli import main
-from understudy.config.schema import load
 from understudy.config.train import TrainConfig
 from understudy.contract.facts import read_contract
 from understudy.contract.mismatch import ContractWarning
 from understudy.distributed.mesh import mesh_shape
 from understudy_data.testing.hub import REPO, HubServer
 from understudy_data.testing.servers import folder
+from understudy_kit.cli import main
+from understudy_kit.config.schema import load
 
 RECIPE = ROOT / "recipes/droid"
 PAGE = (RECIPE / "README.md").read_text()

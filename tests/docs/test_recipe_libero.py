@@ -13,10 +13,10 @@ import pytest
 
 from support.docs import ROOT, code, expand, settings_of
 from understudy import EpisodeWriter
-from understudy.cli import main
 from understudy.config.rollout import RolloutConfig
 from understudy.envs import registry
 from understudy.envs.env import Outcome, image_feature, vector_feature
+from understudy_kit.cli import main
 
 PAGE = (ROOT / "recipes/libero/README.md").read_text()
 FEATURES = {

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from support.runs import same_run, series, tiny_config, tiny_dataset
-from understudy.config.schema import dump_yaml
 from understudy.config.train import ParallelConfig, ScheduleConfig, TrainConfig
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy_kit.config.schema import dump_yaml
 
 pytest.importorskip("ray.train", reason="needs Ray (nox -s ray)")
 

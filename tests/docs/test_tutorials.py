@@ -10,8 +10,8 @@ import pytest
 
 import understudy as us
 from support.docs import PROGRAMS, ROOT, blocks, expand, settings_of
-from understudy.cli import main
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy_kit.cli import main
 
 PAGES = ("dataset", "research", "robot", "cluster")
 TINY = (

@@ -11,13 +11,13 @@ import pytest
 
 from understudy.check.examine import check_dataset
 from understudy.cli.hub import PushConfig, push
-from understudy.cli.main import main
 from understudy.edit.publish import publish
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.testing.refusals import warned
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, edit_column, episode_pictures, write_dataset, write_video
+from understudy_kit.cli.main import main
 
 CAMERA = "observation.images.top"
 FAR = 1_764_000_000_000

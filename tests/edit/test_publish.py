@@ -12,7 +12,6 @@ import pytest
 
 import understudy as us
 from support.writable_hub import serve_hub
-from understudy.cli.main import main
 from understudy.edit import publish as module
 from understudy.edit.publish import publish
 from understudy_base.errors import EmptyDatasetError
@@ -21,6 +20,7 @@ from understudy_data.datasets.stats.running import QUANTILES
 from understudy_data.testing import recording
 from understudy_data.testing.datasets import edit_column
 from understudy_data.testing.servers import RangeServer
+from understudy_kit.cli.main import main
 
 NAMES = ("arm-1", "arm-2")
 

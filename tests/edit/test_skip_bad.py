@@ -10,11 +10,11 @@ import pytest
 
 from support.edited import content, edit
 from support.part_work import DeadlyEncoding, DeadlyJoin, DeadlyRowFiles
-from understudy.cli import main
 from understudy.edit import videos, write_set
 from understudy_base.testing.refusals import refused
 from understudy_data.parts import Workers
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit.cli import main
 
 TOP = "observation.images.top"
 ENCODED: dict[str, Any] = {"codec": "libx264", "gop": 3}

@@ -15,7 +15,6 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from understudy.cli.data.record import RecordConfig, record
 from understudy.config.rollout import Play
-from understudy.config.schema import validate
 from understudy.envs.env import ActionError, Outcome, layout_seed
 from understudy.envs.gymnasium import GymnasiumEnv
 from understudy.envs.gymnasium_options import GymnasiumOptions
@@ -25,6 +24,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_kit.config.schema import validate
 
 ID = "understudy_tests/Slide-v0"
 HELD_OUT = layout_seed(0, 3, evaluation=True)

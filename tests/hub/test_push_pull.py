@@ -20,7 +20,6 @@ import understudy as us
 from support.policies import policy
 from support.runs import same_run, trained_run
 from support.writable_hub import TOKEN, Repo, WritableHub, serve_hub
-from understudy.cli.main import FAILED, WRONG_INPUT, main
 from understudy.config.train import TrainConfig
 from understudy.train.paths import with_local_files
 from understudy_base.errors import ConfigError
@@ -31,6 +30,7 @@ from understudy_data.checksums import ChecksumError
 from understudy_data.hub.download import pull
 from understudy_data.hub.ids import HubId
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit.cli.main import FAILED, WRONG_INPUT, main
 
 
 @pytest.fixture

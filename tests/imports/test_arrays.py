@@ -11,13 +11,13 @@ import pytest
 from PIL import Image
 
 from support.bags import pixels
-from understudy.cli import main
 from understudy.cli.data.importing import import_
 from understudy.imports.recording import RecordingError
 from understudy.imports.settings import ImportConfig
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import absent, refused
 from understudy_data.datasets.format.catalog import Catalog
+from understudy_kit.cli import main
 
 h5py = pytest.importorskip("h5py", reason="needs the extra `import`")
 zarr = pytest.importorskip("zarr", reason="needs the extra `import`")

@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("rosbags", reason="needs the extra `import`")
 
 from support.bags import Bag, pixels
-from understudy.cli.main import main
 from understudy_base.atomic import create_folder
 from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_kit.cli.main import main
 
 KILLED = """
 import os, signal, sys
@@ -27,7 +27,7 @@ def hook(event, arguments):
         if left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(hook)
-from understudy.cli.main import main
+from understudy_kit.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 MAPPING = (
@@ -152,7 +152,7 @@ def test_import_needs_memory_for_an_episode_and_not_for_its_images(tmp_path: Pat
 import sys
 import understudy.imports.write, rosbags.highlevel, PIL.Image
 from understudy_data.testing.peak_memory import peak_bytes, start_peak
-from understudy.cli.main import main
+from understudy_kit.cli.main import main
 before = start_peak()
 assert main(sys.argv[1:]) == 0
 print((peak_bytes() - before) / 1e6)

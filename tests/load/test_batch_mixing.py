@@ -8,14 +8,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.runs import series, tiny_config, tiny_dataset
-from understudy.cli.main import main
-from understudy.config.schema import override
 from understudy.train import run
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.batch_mixing import FEW_EPISODES, batch_figures, measure_mixing
 from understudy_data.order import Order
 from understudy_data.order.design_effect import design_effect, expected_episodes
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit.cli.main import main
+from understudy_kit.config.schema import override
 
 
 def test_expected_episodes_are_those_of_draws() -> None:

@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from understudy import EpisodeDataset, EpisodeSampler, EpisodeStream, Loader, Order
-from understudy.cli.main import main
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused, warned
 from understudy_data.load.bad_frames import Substitutes
@@ -21,6 +20,7 @@ from understudy_data.load.order_rows import Span, order_facts, rows_of
 from understudy_data.order_file import OrderFile, dataset_facts, write_order_file
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.testing.index_dataset import Indices
+from understudy_kit.cli.main import main
 
 BATCH = 6
 

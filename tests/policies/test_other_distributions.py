@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from support.runs import SHORT, trained_run
-from understudy.cli.main import WRONG_INPUT, main
 from understudy.policies.folder_formats import FOLDERS, describe_folder
 from understudy.policies.graph import GRAPHS, make_graph
 from understudy.policies.inference import load_policy
@@ -20,6 +19,7 @@ from understudy_base.entry_points import EntryPoint, EntryPointError
 from understudy_base.optional_packages import PIP_LINES, MissingExtraError
 from understudy_base.testing.refusals import refused
 from understudy_data.checksums import write_checksums
+from understudy_kit.cli.main import WRONG_INPUT, main
 
 ROBOT: Any = SimpleNamespace(config=SimpleNamespace(type="flow"))
 

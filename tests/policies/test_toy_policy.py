@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from support.runs import series, tiny_config, tiny_dataset
-from understudy.cli.main import main
-from understudy.config.schema import load, plain, validate
 from understudy.config.train import TrainConfig
 from understudy.envs.env import Outcome, vector_feature
 from understudy.policies.common.normalizer import Normalizer
@@ -30,6 +28,8 @@ from understudy.train.startup_summary import describe_modes
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit.cli.main import main
+from understudy_kit.config.schema import load, plain, validate
 
 # -- the policy -------------------------------------------------------------------------------------------------------
 

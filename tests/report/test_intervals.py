@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from understudy.report.intervals import loss_interval, paired_difference, success_difference, t_quantile
-from understudy.rollout.intervals import Z95
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 from understudy.train.validation.episode_sums import EpisodeSums
+from understudy_kit.intervals import Z95
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import browser
 from support.runs import tiny_dataset, trained_run
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding
 from understudy.report.check_page import check_page
-from understudy.report.page import card, fold, render_page, section, table, text
 from understudy.report.run.page import read_run, write_report
 from understudy.rollout.files import write_result
 from understudy.rollout.result import Episode, RolloutResult
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_data.datasets.format.catalog import Catalog
+from understudy_kit.report.page import card, fold, render_page, section, table, text
+from understudy_kit.testing import browser
 
 SCREENS = [
     (1200, "light"),

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from understudy.config.data import DataConfig
-from understudy.config.dataset import SourceConfig
 from understudy.config.rollout import Play
 from understudy.envs.env import Outcome, image_feature, vector_feature
 from understudy.policies.draws import RandomSpec
@@ -16,6 +15,7 @@ from understudy.rollout.adapter import EnvAdapter, check_env, make_adapter
 from understudy.rollout.play import rollout
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit.config.dataset import SourceConfig
 
 FRONT, WRIST = "observation.images.front", "observation.images.wrist"
 ARM = SourceConfig(root="arm", state="observation.joints", cameras={FRONT: "observation.images.cam0", WRIST: WRIST})

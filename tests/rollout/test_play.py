@@ -24,7 +24,6 @@ from understudy.policies.draws import RandomSpec
 from understudy.rollout.adapter import EnvAdapter
 from understudy.rollout.env_contract import env_contract
 from understudy.rollout.files import write_result
-from understudy.rollout.intervals import wilson_interval
 from understudy.rollout.play import rollout, rollout_saved_policy
 from understudy.rollout.result import PROMPT, Episode, RolloutResult
 from understudy.train import run
@@ -32,6 +31,7 @@ from understudy.train.background_rollouts import check_rollouts
 from understudy.train.checkpoint.run_dir import RECORDED, RunDir
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused, warned
+from understudy_kit.intervals import wilson_interval
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 

@@ -11,11 +11,11 @@ pytest.importorskip("websockets", reason="needs the extra serve")
 pytest.importorskip("msgpack", reason="needs the extra serve")
 
 from support.runs import trained_run
-from understudy.cli.main import main
 from understudy.cli.replay import ReplayConfig, replay
 from understudy.contract.trace import diagnose
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit.cli.main import main
 
 
 @pytest.fixture(scope="module")

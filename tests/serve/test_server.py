@@ -26,7 +26,6 @@ from websockets.sync.client import ClientConnection, connect
 import understudy as us
 from support.arm import Observation, arm_observations
 from support.serving import held_passes, outcomes, plain, reply, served
-from understudy.cli.main import main
 from understudy.cli.serve import serve
 from understudy.config.serve import ServeConfig
 from understudy.contract.trace import TraceWriter, diagnose
@@ -36,6 +35,7 @@ from understudy.serve.protocol import DeadlineError, Noise, RemoteError, decode,
 from understudy.serve.server import PolicyServer
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit.cli.main import main
 
 
 def expected(folder: Path, observation: Observation, seed: int, position: int) -> np.ndarray:
@@ -347,7 +347,7 @@ def interrupt(event, args):
         Deleted()
 
 sys.addaudithook(interrupt)
-from understudy.cli.main import main
+from understudy_kit.cli.main import main
 sys.exit(main(["serve", sys.argv[1], "--head", "arm", "--port", "0", "--warm-up", "0"]))
 """
 

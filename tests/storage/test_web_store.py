@@ -14,8 +14,6 @@ import pytest
 import torch
 
 from support.runs import same_run, tiny_config, tiny_dataset
-from understudy.cli import main
-from understudy.config.schema import dump_yaml
 from understudy_base.errors import DatasetError, MissingFileError, SourceError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
@@ -28,6 +26,8 @@ from understudy_data.testing.hub import REPO, HubServer
 from understudy_data.testing.servers import RangeServer, folder
 from understudy_data.testing.videos import container_decode, write_video
 from understudy_data.video.reader import open_video
+from understudy_kit.cli import main
+from understudy_kit.config.schema import dump_yaml
 
 TOP, SIDE_CAM = "observation.images.top", "observation.images.side"
 QUICK = RetryPolicy(deadline=120.0, stall=60.0, initial_backoff=0.001, max_backoff=0.01)

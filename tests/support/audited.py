@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from support.ranks import in_ranks, outcomes_in_ranks
-from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.state import TrainState
 from understudy_data.video.packets import open_packets
+from understudy_kit.config.schema import override
 
 
 @contextmanager

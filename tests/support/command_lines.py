@@ -17,17 +17,17 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from support.docs import ROOT, blocks
-from understudy.cli import main
-from understudy.cli.commands import COMMANDS, find_commands
-from understudy.cli.help_texts import LAUNCH, general
-from understudy.config.files import SUFFIXES, read_file
-from understudy.config.flags import Setting, list_settings, read_flags
-from understudy.config.help import flag_of, members, negation_of
 from understudy.config.other_trainers import read_hints
-from understudy.config.schema import complete
 from understudy.policies.registry import own_type_names, policy_type
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError
+from understudy_kit.cli import main
+from understudy_kit.cli.commands import COMMANDS, find_commands
+from understudy_kit.cli.help_texts import LAUNCH, general
+from understudy_kit.config.files import SUFFIXES, read_file
+from understudy_kit.config.flags import Setting, list_settings, read_flags
+from understudy_kit.config.help import flag_of, members, negation_of
+from understudy_kit.config.schema import complete
 
 VALUES = ("1", "0.5", "8GB", "1-2", "x", "hf://owner/name", "x=1", "0.1 0.2", "x 1", "1 2")
 """Values of which one fits in place of a placeholder, beside the choices of a setting."""

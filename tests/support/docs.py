@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from understudy.cli import main
 from understudy.config.train import TrainConfig
+from understudy_kit.cli import main
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("understudy", "hf", "torchrun", "sbatch", "python", "sky", "kubectl")

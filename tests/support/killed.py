@@ -36,12 +36,12 @@ from support.checkpoint_ranks import digest
 from support.ranks import reserved
 from support.resumed import consumed, watched
 from support.runs import same_run, series, tiny_config
-from understudy.config.schema import override
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.policies.registry import PolicySettings, policy_type
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy_kit.config.schema import override
 
 CHANGES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link")
 PATIENCE = 600.0

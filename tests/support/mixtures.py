@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from support.runs import tiny_config
-from understudy.config.dataset import SourceConfig
-from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit.config.dataset import SourceConfig
+from understudy_kit.config.schema import override
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 NAMES = ("wide", "two", "small")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from understudy.report.page import Block, Blocks, render_page, section
+from understudy_kit.report.page import Block, Blocks, render_page, section
 
 
 def html_of(*blocks: Block | None) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from understudy.config.schema import override
 from understudy.config.train import (
     AugmentConfig,
     CheckpointConfig,
@@ -29,6 +28,7 @@ from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit.config.schema import override
 
 
 def tiny_dataset(root: Path) -> Path:

@@ -15,12 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.audited import damage, eventful_run, recorded, trained
-from support.browser import browser, faults
 from support.mixtures import NAMES, mixed, tiny_sources
 from support.runs import SHORT, tiny_config, tiny_dataset, trained_run
 from understudy import Loader, Order
-from understudy.cli.main import main
-from understudy.config.schema import override
 from understudy.report.audit_page import audit_page, audit_text
 from understudy.train import audit, run
 from understudy.train.audit import FrameCounts, audit_file, audit_run
@@ -29,6 +26,9 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data import run_data
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused, warned
+from understudy_kit.cli.main import main
+from understudy_kit.config.schema import override
+from understudy_kit.testing.browser import browser, faults
 
 
 def counted(counts: FrameCounts) -> Counter[tuple[int, int, int]]:

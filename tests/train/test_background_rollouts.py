@@ -20,10 +20,8 @@ from support.ranks import in_ranks, outcomes_in_ranks
 from support.resumed import watched
 from support.runs import same_run, series, tiny_config
 from understudy.config.rollout import RolloutEvery
-from understudy.config.schema import plain, validate
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.policies.flow.model import FlowPolicy
-from understudy.rollout.intervals import wilson_interval
 from understudy.rollout.play import rollout_saved_policy
 from understudy.train import background_rollouts, run
 from understudy.train.background_rollouts import check_rollouts
@@ -36,6 +34,8 @@ from understudy.train.track.trackers import MetricsLog
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import is_installed
 from understudy_base.testing.refusals import refused
+from understudy_kit.config.schema import plain, validate
+from understudy_kit.intervals import wilson_interval
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 

@@ -20,8 +20,6 @@ from support.audited import recorded, send, trained
 from support.ranks import in_ranks
 from support.runs import final_tensors, same_run, series, tiny_config
 from understudy import Loader, Order
-from understudy.cli.main import main
-from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.report.audit_page import audit_page, audit_text
 from understudy.train import run
@@ -33,6 +31,8 @@ from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.selection.select import split_episodes
 from understudy_data.testing.datasets import Spec, edit_column, rate_episodes, write_dataset
+from understudy_kit.cli.main import main
+from understudy_kit.config.schema import override
 
 LENGTHS = (9, 7, 11, 8, 6, 10, 9, 7, 8, 12, 10, 7, 9, 8, 6, 11, 5, 9, 7, 8)
 OLD, MORE, ALL = 10, 16, 20

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from support.runs import SHORT, final_tensors, tiny_config
-from understudy.cli.main import main
-from understudy.config.schema import override
 from understudy.report.audit_page import audit_page, audit_text
 from understudy.train import run
 from understudy.train.audit import audit_run
@@ -23,6 +21,8 @@ from understudy_data.order_file import OrderFile
 from understudy_data.testing.datasets import Spec, edit_column, write_dataset
 from understudy_data.testing.hub import REPO, HubServer
 from understudy_data.testing.servers import folder
+from understudy_kit.cli.main import main
+from understudy_kit.config.schema import override
 
 LENGTHS = (9, 7, 11, 8, 6, 10, 9, 7, 8, 12)
 

@@ -16,7 +16,6 @@ from support.mixtures import mixed, tiny_sources
 from support.ranks import in_ranks, outcomes_in_ranks
 from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy import EpisodeDataset, Loader
-from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.policies.draws import make_draws
@@ -35,6 +34,7 @@ from understudy_base.testing.refusals import refused
 from understudy_data.load.validation_data import ValidationData
 from understudy_data.order import Order
 from understudy_data.testing.weights import count_frames, write_weights
+from understudy_kit.config.schema import override
 
 VALUES = (0.0, 1.0, 2.7, 0.5, 2.0)
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from support.runs import same_run, series, tiny_config
-from understudy.config.schema import dump_yaml
 from understudy.config.train import ScheduleConfig
 from understudy.distributed.torch_release import has_gradient_sum
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.testing.refusals import refused
+from understudy_kit.config.schema import dump_yaml
 
 SOAK = Path(__file__).parents[2] / "benchmarks" / "soak_trainer.py"
 PI05 = ("--policy", "pi05", "--lora", 4, "--lora-base", "bfloat16")

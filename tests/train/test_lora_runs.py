@@ -13,8 +13,6 @@ from torch import Tensor
 from support import resumed
 from support.ranks import in_ranks
 from support.runs import final_tensors, same_run, series, tiny_config, trained_run
-from understudy.cli.main import main
-from understudy.config.schema import override
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed.compile import missing_compiler
 from understudy.distributed.torch_release import has_gradient_sum
@@ -23,6 +21,8 @@ from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.errors import ConfigError
+from understudy_kit.cli.main import main
+from understudy_kit.config.schema import override
 
 RANK, ALPHA = 4, 8.0
 ADAPTERS = ("lora_a", "lora_b")

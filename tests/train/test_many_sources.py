@@ -13,11 +13,11 @@ import many_sources
 from support import resumed
 from support.ranks import outcomes_in_ranks
 from support.runs import same_run, tiny_config
-from understudy.config.schema import validate_new
 from understudy.config.train import TrainConfig
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy_kit.config.schema import validate_new
 
 SOURCES, STEPS, BATCH = 150, 10, 16
 

@@ -16,7 +16,6 @@ from support.policies import NORMALIZATION, batch, policy
 from support.policies import config as flow_config
 from support.ranks import in_ranks
 from support.runs import series, tiny_config
-from understudy.config.on_resume import ROUNDING, marker
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.policies.draws import make_draws
@@ -44,6 +43,7 @@ from understudy.train.state import build_on_meta
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.order.rank_positions import rank_slice
+from understudy_kit.config.on_resume import ROUNDING, marker
 
 LIMITS = st.one_of(st.none(), st.integers(1, 40))
 

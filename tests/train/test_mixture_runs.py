@@ -20,7 +20,6 @@ from support.mixtures import NAMES, WEIGHTS, mixed, tiny_sources
 from support.policies import editable
 from support.ranks import in_ranks, outcomes_in_ranks
 from support.runs import final_tensors, same_run, series, tiny_config, tiny_dataset
-from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
@@ -32,6 +31,7 @@ from understudy.train.run_record import current_order
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.order import Order
+from understudy_kit.config.dataset import SourceConfig
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.runs import series, tiny_config
-from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
@@ -22,6 +21,7 @@ from understudy_base.errors import DatasetError
 from understudy_data.datasets.stats.norm_heads import check_outliers
 from understudy_data.datasets.stats.summary import Statistics
 from understudy_data.testing.datasets import Spec, edit_column, write_dataset
+from understudy_kit.config.schema import override
 
 
 def wild(data: Path, out: Path, **changes: object) -> TrainConfig:

@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from support import policies
 from support.ranks import in_ranks
-from understudy.config.schema import complete
 from understudy.config.train import DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed.torch_release import has_grad_dtype, has_gradient_sum
 from understudy.optim.adamw import Float32AdamW
@@ -26,6 +25,7 @@ from understudy.policies.losses import scalar
 from understudy.train.precision import compute_dtype, make_optimizer, named_tensors, restore, store, table
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit.config.schema import complete
 
 SETTINGS = ("fp32", "bf16", "bf16-split")
 KEPT = {"fp32": torch.float32, "bf16": torch.float32, "bf16-split": torch.bfloat16}

@@ -18,10 +18,6 @@ from support import resumed
 from support.killed import world_action_settings, write_tokenizers
 from support.ranks import in_ranks
 from support.runs import same_run, series, tiny_config, tiny_dataset, trained_run
-from understudy.cli.main import read_settings
-from understudy.config.dataset import SourceConfig
-from understudy.config.on_resume import Fixed, OnResume, marker
-from understudy.config.schema import differences, override, plain
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.policies.registry import PolicySettings, policy_type
 from understudy.train import run
@@ -30,6 +26,10 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.resume_check import check_resume, stretch_schedule
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit.cli.main import read_settings
+from understudy_kit.config.dataset import SourceConfig
+from understudy_kit.config.on_resume import Fixed, OnResume, marker
+from understudy_kit.config.schema import differences, override, plain
 
 HERE = {"world": 1, "versions": {"torch": "2.0", "numpy": "1.0"}}
 
@@ -309,7 +309,7 @@ def test_command_stops_on_a_signal_while_torch_is_imported(tmp_path: Path) -> No
         "    def find_spec(self, name, *_):\n"
         "        if name == 'torch': os.kill(os.getpid(), signal.SIGTERM)\n"
         "sys.meta_path.insert(0, Slow())\n"
-        "from understudy.cli.main import main\n"
+        "from understudy_kit.cli.main import main\n"
         f"sys.exit(main(['train', '--data.root', 'd', '--output-dir', {str(tmp_path / 'r')!r}]))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

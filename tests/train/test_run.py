@@ -15,7 +15,6 @@ import torch
 
 from support import resumed
 from support.runs import final_tensors, same_run, series, tiny_config, trained_run
-from understudy.config.schema import override
 from understudy.distributed import mesh as parallel
 from understudy.optim.lr_schedule import lr_factor
 from understudy.policies.flow.model import FlowPolicy
@@ -29,6 +28,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.load.loader import Loader
 from understudy_data.testing.datasets import edit_json
+from understudy_kit.config.schema import override
 
 
 @pytest.fixture(scope="module")

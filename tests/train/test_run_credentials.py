@@ -10,13 +10,13 @@ from urllib.parse import parse_qs
 import pytest
 
 from support.runs import tiny_config, tiny_dataset
-from understudy.cli.main import main
-from understudy.config.dataset import SourceConfig
-from understudy.config.schema import dump_yaml, override
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base import credentials
 from understudy_data.testing.servers import Asked, RangeServer, folder
+from understudy_kit.cli.main import main
+from understudy_kit.config.dataset import SourceConfig
+from understudy_kit.config.schema import dump_yaml, override
 
 USER, PASSWORD, SIGNATURE = "robot", "p4ssw0rd", "s1gn4ture"
 SECRETS = [PASSWORD, SIGNATURE, base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()]

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.packages import install
 from support.runs import SHORT, same_run, tiny_config, tiny_dataset, trained_run
-from understudy.config.schema import override
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.run_hooks import open_hooks
@@ -15,6 +13,8 @@ from understudy_base.entry_points import EntryPoint
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import PIP_LINES, MissingExtraError
 from understudy_base.testing.refusals import refused
+from understudy_kit.config.schema import override
+from understudy_kit.testing.packages import install
 
 HOOK = """
 import json

@@ -12,7 +12,6 @@ from support import policies
 from support.mixtures import TOP, WRIST, mixed, tiny_sources
 from support.runs import tiny_config, tiny_dataset
 from understudy.config.lora import LoraConfig
-from understudy.config.schema import override
 from understudy.config.train import DataConfig, OptimConfig, TrainConfig, ValConfig
 from understudy.distributed.mesh import join_mesh
 from understudy.policies.flow.config import FlowSettings
@@ -23,6 +22,7 @@ from understudy.train.state import TrainState, init_train_state
 from understudy_base.errors import ConfigError
 from understudy_data.order import Order
 from understudy_data.order.spec import Entry
+from understudy_kit.config.schema import override
 
 
 def lines(config: TrainConfig) -> list[str]:

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from support.runs import tiny_config, tiny_dataset
-from understudy.config.dataset import SourceConfig
-from understudy.config.schema import validate
 from understudy.config.train import TrainConfig
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.inference import load_policy
 from understudy.train import run
 from understudy.train.track.metrics_file import read
 from understudy_base.errors import ConfigError
+from understudy_kit.config.dataset import SourceConfig
+from understudy_kit.config.schema import validate
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")

@@ -6,7 +6,7 @@ import pytest
 
 import understudy as us
 from support.runs import final_tensors, tiny_config, tiny_dataset
-from understudy.config.schema import dump_yaml, plain
+from understudy_kit.config.schema import dump_yaml, plain
 
 
 @pytest.mark.parametrize("form", ["config", "mapping", "file"])

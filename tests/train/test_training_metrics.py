@@ -13,13 +13,13 @@ import torch
 from support.killed import world_action_settings
 from support.mixtures import NAMES, mixed, tiny_sources
 from support.runs import final_tensors, series, tiny_config, tiny_dataset
-from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.policies.common.settings import MODES, TRAINS
 from understudy.train import run
 from understudy.train.state import TrainState
 from understudy.train.track.trackers import flatten
 from understudy_base.progress import Progress
+from understudy_kit.config.schema import override
 
 WEIGHTS = {"flow": 2.0, "dynamics": 0.5, "images": 1.0}
 

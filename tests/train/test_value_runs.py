@@ -10,7 +10,6 @@ import pytest
 
 from support.runs import tiny_config
 from understudy.config.rollout import Play
-from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.policies.inference import load_policy
 from understudy.policies.value.config import ValueSettings
@@ -23,6 +22,7 @@ from understudy.train.score import n_step_advantages
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.outcomes import write_outcomes
+from understudy_kit.config.schema import override
 
 EPISODES = 40
 SUCCESS = [bool(won) for won in np.random.default_rng(3).permutation(EPISODES) % 2]

@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.runs import tiny_config, tiny_dataset
-from understudy.cli.main import main
 from understudy.config.data import DataConfig
-from understudy.config.dataset import SourceConfig
-from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
@@ -19,6 +16,9 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import open_data
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
+from understudy_kit.cli.main import main
+from understudy_kit.config.dataset import SourceConfig
+from understudy_kit.config.schema import override
 
 SPELLED = {"where": "length > 6", "val_episodes": (2, 5), "drop_n_last_frames": 1}
 

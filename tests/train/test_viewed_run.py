@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from support.packages import install
 from support.runs import trained_run
-from understudy.cli.main import WRONG_INPUT, main
 from understudy.train.viewed_run import open_run
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit.cli.main import WRONG_INPUT, main
+from understudy_kit.testing.packages import install
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from support import policies
 from support.ranks import in_ranks, outcomes_in_ranks
 from support.runs import same_run, series, tiny_config, tiny_dataset
-from understudy.config.schema import override
 from understudy.config.train import OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
@@ -34,6 +33,7 @@ from understudy.train.precision import make_optimizer, named_tensors
 from understudy.train.state import TrainState
 from understudy.train.validation import validation_loss
 from understudy_base.records import Batch
+from understudy_kit.config.schema import override
 
 STEPS, SHORT, WIDE = 20, 10, 3
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from understudy.config.declare import Ge, Positional
 from understudy_base.atomic import create_folder, refuse_existing
+from understudy_kit.config.declare import Ge, Positional
 
 if TYPE_CHECKING:
     from understudy.train.audit import FrameCounts

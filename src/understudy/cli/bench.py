@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from understudy.config.declare import Gt, Interval, Positional
-from understudy.config.limits import LOADER_THREADS, too_many
 from understudy_base.bytesize import parse_bytes
 from understudy_base.cores import MOST_LOADER_THREADS, available_cores, processes_here
 from understudy_base.errors import ConfigError, DatasetError, page
 from understudy_base.progress import Progress
 from understudy_data.process_rank import find_rank
+from understudy_kit.config.declare import Gt, Interval, Positional
+from understudy_kit.config.limits import LOADER_THREADS, too_many
 
 if TYPE_CHECKING:
     from understudy_data.datasets.dataset import EpisodeDataset

@@ -7,9 +7,9 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from understudy.config.declare import Ge, Positional
 from understudy_base.atomic import refuse_existing
 from understudy_base.errors import ConfigError
+from understudy_kit.config.declare import Ge, Positional
 
 if TYPE_CHECKING:
     from understudy.contract.facts import Contract

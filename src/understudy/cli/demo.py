@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import IO, Annotated
 
 from understudy.config.data import DataConfig
-from understudy.config.declare import Ge, Interval
-from understudy.config.schema import dump_yaml, override
 from understudy.config.train import CheckpointConfig, LogConfig, TrainConfig, ValConfig
-from understudy.distributed.launch import module_command
 from understudy_base.errors import ConfigError
+from understudy_kit.config.declare import Ge, Interval
+from understudy_kit.config.schema import dump_yaml, override
+from understudy_kit.launch import module_command
 
 MARK = ".understudy-demo"
 
@@ -142,7 +142,7 @@ def clear_folder(out: Path) -> None:
 
 def _run_command(*arguments: object) -> None:
     """Run a command in this process; its failure ends the demonstration."""
-    from understudy.cli.main import main
+    from understudy_kit.cli.main import main
 
     if (code := main([str(argument) for argument in arguments])) != 0:
         raise SystemExit(code)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from understudy.config.declare import Ge, Positional
 from understudy_base.atomic import DRAFT_SUFFIX
 from understudy_base.errors import ConfigError
 from understudy_base.plural import plural
 from understudy_data import checksums
 from understudy_data.hub.ids import HubId, model_id, near_path, parse_address
+from understudy_kit.config.declare import Ge, Positional
 
 Kind = Literal["policy", "run", "dataset"]
 _MARKS: dict[Kind, tuple[str, ...]] = {

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from understudy.config.declare import Interval
 from understudy.config.train import TrainConfig
 from understudy.train.profiling.data_sheets import TERAFLOPS, peak_flops
 from understudy_base.bytesize import parse_bytes
+from understudy_kit.config.declare import Interval
 
 if TYPE_CHECKING:
     from understudy.train.profiling.plan import Plan

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from understudy.config.declare import Interval
 from understudy.config.train import TrainConfig
 from understudy_base.atomic import refuse_existing, write_text
 from understudy_base.errors import ConfigError
+from understudy_kit.config.declare import Interval
 
 if TYPE_CHECKING:
     from understudy.train.profiling.profile import Profile
@@ -50,9 +50,9 @@ def profile(config: ProfileConfig) -> None:
     # Set before torch is imported: its profiler logs each start and stop, and each free of memory from before a trace.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
-    from understudy.report.page import refuse_foreign, write_page
     from understudy.report.step_profile import page
     from understudy.train.profiling import profile as measuring
+    from understudy_kit.report.page import refuse_foreign, write_page
 
     _refuse_foreign_facts(Path(config.output_dir, "profile.json"))
     refuse_foreign(Path(config.output_dir, "profile.html"))

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from understudy.config.declare import Ge, Positional
 from understudy.config.serve import ServeConfig
 from understudy_base.batch_keys import ACTION, PROMPT_METADATA, STATE, TASK
 from understudy_base.errors import ConfigError
 from understudy_base.records import Batch
+from understudy_kit.config.declare import Ge, Positional
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from understudy.cli.commands import Command, describe
-from understudy.config.declare import Ge, Positional
 from understudy.config.hints import TRAINER_NAMES
-from understudy.config.hooks import OtherNames
 from understudy.config.train import TrainConfig
 from understudy.train.checkpoint.export import ExportConfig
 from understudy.train.checkpoint.export import export as export_folder
 from understudy_base.atomic import refuse_existing
 from understudy_base.errors import ConfigError, summarize
+from understudy_kit.cli.commands import Command, describe
+from understudy_kit.config.declare import Ge, Positional
+from understudy_kit.config.hooks import OtherNames
 
 
 def train(config: TrainConfig) -> int:
@@ -43,7 +43,7 @@ def run_and_report(command: str, config: TrainConfig) -> int:
         command: "train" or "resume".
         config: The settings of the run.
     """
-    from understudy.distributed.signals import Stopped, stop_signals
+    from understudy_kit.signals import Stopped, stop_signals
 
     report = config.log.report and is_rank_0()
     try:
@@ -171,9 +171,9 @@ class ReportConfig:
 
 def report(config: ReportConfig) -> None:
     """Write the page and print its path; of several runs, print their comparison."""
-    from understudy.report.page import refuse_foreign
     from understudy.report.run.overlay import compare, format_comparison
     from understudy.report.run.page import read_run, write_report
+    from understudy_kit.report.page import refuse_foreign
 
     roots = [Path(run) for run in config.runs]
     first, *others = [read_run(root, chr(ord("A") + index)) for index, root in enumerate(roots)]

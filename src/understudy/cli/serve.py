@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy.config.serve import ServeConfig
-from understudy.distributed.signals import ended_by_signals
 from understudy_base.errors import ConfigError
+from understudy_kit.signals import ended_by_signals
 
 if TYPE_CHECKING:
     from understudy.serve.server import PolicyServer

@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from understudy.config.declare import Positional
 from understudy_base.errors import ConfigError
+from understudy_kit.config.declare import Positional
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ def why(config: WhyConfig) -> None:
     from understudy.cli.contract import ContractConfig, read_any
     from understudy.contract.trace import diagnose
     from understudy.report.failures import failure_reasons, read_episodes
-    from understudy.report.page import refuse_foreign, write_page
     from understudy.report.why import findings, why_page
     from understudy.train.checkpoint.run_dir import RunDir
+    from understudy_kit.report.page import refuse_foreign, write_page
 
     trace = find_trace(Path(config.paths[-1]))
     stem = "-".join([trace.stem, *re.findall(r"\w+", config.paths[0][-80:] if config.paths[1:] else "")])

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
-from understudy.config.dataset import DatasetConfig, SourceConfig
-from understudy.config.declare import Fraction, Interval, Share
-from understudy.config.on_resume import NO_EFFECT, NORMALIZATION, SKIPPED, Fixed, OnResume
 from understudy_base.bytesize import parse_bytes
 from understudy_base.credentials import strip_credentials
 from understudy_base.dataset_address import absolute_path, is_several, split_view
+from understudy_kit.config.dataset import DatasetConfig, SourceConfig
+from understudy_kit.config.declare import Fraction, Interval, Share
+from understudy_kit.config.on_resume import NO_EFFECT, NORMALIZATION, SKIPPED, Fixed, OnResume
 
 NONE = "none"
 """Value of `cameras` for a policy without cameras."""

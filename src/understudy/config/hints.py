@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from understudy.config.files import SUFFIXES
 from understudy.config.other_trainers import equivalent, read_hints
+from understudy_kit.config.files import SUFFIXES
 
 
 class TrainerNames:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from understudy.config.declare import Interval, Period, Positional
 from understudy.envs.gymnasium_options import GymnasiumOptions
+from understudy_kit.config.declare import Interval, Period, Positional
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from understudy.config.data import REST, DataConfig
-from understudy.config.dataset import DatasetConfig
-from understudy.config.declare import (
+from understudy.config.hints import TRAINER_NAMES
+from understudy.config.lora import LoraConfig
+from understudy.config.rollout import RolloutEvery
+from understudy.policies.registry import PolicySettings, policy_type
+from understudy_base.bytesize import parse_bytes
+from understudy_base.records import Record
+from understudy_kit.config.dataset import DatasetConfig
+from understudy_kit.config.declare import (
     Count,
     Factor,
     Fraction,
@@ -23,15 +29,9 @@ from understudy.config.declare import (
     Share,
     Steps,
 )
-from understudy.config.hints import TRAINER_NAMES
-from understudy.config.hooks import OtherNames
-from understudy.config.limits import LOADER_THREADS, THREADS, too_many
-from understudy.config.lora import LoraConfig
-from understudy.config.on_resume import COMPUTED, DATA, FROM_HERE, NO_EFFECT, ROUNDING, SAMPLES, Fixed, OnResume
-from understudy.config.rollout import RolloutEvery
-from understudy.policies.registry import PolicySettings, policy_type
-from understudy_base.bytesize import parse_bytes
-from understudy_base.records import Record
+from understudy_kit.config.hooks import OtherNames
+from understudy_kit.config.limits import LOADER_THREADS, THREADS, too_many
+from understudy_kit.config.on_resume import COMPUTED, DATA, FROM_HERE, NO_EFFECT, ROUNDING, SAMPLES, Fixed, OnResume
 
 Mode = Literal["policy", "forward_dynamics", "inverse_dynamics"]
 
@@ -289,7 +289,7 @@ class TrainConfig:
     @staticmethod
     def expanded(content: Record, where: object = None) -> Record:
         """Return settings in which `data.sources` has an entry for each dataset (`source_lists.py`)."""
-        from understudy.config.source_lists import expand_settings
+        from understudy_kit.config.source_lists import expand_settings
 
         return expand_settings(content, where)
 

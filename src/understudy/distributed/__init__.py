@@ -1,10 +1,8 @@
 """Processes of a run and how a network is spread over them.
 
-launch                   start N processes on this host: `--launch N`
 mesh                     the device mesh, agreement between ranks, FSDP2
 keepalive                wait for rank 0 as long as it works
 fill_weights             parameters filled row by row, whole or sharded
-signals                  stop requests by signal or file
 activation_checkpoint    activation checkpointing per block
 compile                  torch.compile per block, and the kernels of attention
 entered_blocks           agreement on the sharded blocks that a forward pass enters

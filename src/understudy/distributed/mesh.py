@@ -26,9 +26,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from understudy.devices import describe_unused_cards, missing_cuda, missing_kernels
 from understudy.distributed.keepalive import RankStalled, send_heartbeats, wait_for_rank_0
-from understudy.distributed.signals import ended_in_calls
 from understudy.distributed.torch_release import leave_groups_alive, missing_feature
 from understudy_base.errors import ConfigError, RankError, is_wrong_input
+from understudy_kit.signals import ended_in_calls
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from understudy.config.files import read_file
 from understudy.imports.bag_file import BagFile, Days, Message, Stretch, Topic, clip
 from understudy.imports.bounds import decompress, require_size, zstd_decoder
 from understudy.imports.inside import require_inside
@@ -19,6 +18,7 @@ from understudy.imports.limits import MAX_MESSAGES
 from understudy.imports.mcap import McapFile
 from understudy.imports.recording import RecordingError
 from understudy_base.optional_packages import optional_imports
+from understudy_kit.config.files import read_file
 
 _BACKWARDS = """SELECT name, before, time FROM (SELECT topic_id, timestamp AS time,
 LAG(timestamp) OVER (PARTITION BY topic_id ORDER BY id) AS before FROM messages) JOIN topics ON topics.id = topic_id

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from understudy.config.declare import Ge, Gt, Interval, Positional
-from understudy.config.files import read_file
-from understudy.config.schema import complete, validate
 from understudy_base.atomic import is_taken
+from understudy_kit.config.declare import Ge, Gt, Interval, Positional
+from understudy_kit.config.files import read_file
+from understudy_kit.config.schema import complete, validate
 
 TASK = "task"
 """Name of the part with the task text."""

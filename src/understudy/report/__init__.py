@@ -1,7 +1,5 @@
 """Pages and figures.
 
-page            the engine of all pages: blocks of plain data, one template
-curves          charts as plain data: curves over steps, time or another quantity
 run             the report of a run
 intervals       intervals of losses, of paired differences and of success
 check_page      the page of `check`

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from understudy.report.page import render_page, section, table_card, text
 from understudy_base.plural import plural
+from understudy_kit.report.page import render_page, section, table_card, text
 
 _LISTED = 20  # rows of a table in the text
 _PLACE = "step {step}, position {position}, frame {frame} of episode {episode} of {source}"

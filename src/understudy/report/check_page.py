@@ -11,8 +11,15 @@ from understudy.check.contents import UNUSUAL, format_duration, format_encoding,
 from understudy.check.effects import effect_of, view_command
 from understudy.check.findings import RULES, SEVERITIES, Finding, Report
 from understudy.check.rules.episodes import MEASURES
-from understudy.report.curves import bucketed_line, chart, histogram
-from understudy.report.page import (
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import DatasetError
+from understudy_base.plural import plural
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.episode_table import spread_evenly
+from understudy_data.datasets.selection.motion import IDLE, numeric_keys
+from understudy_kit.report.curves import bucketed_line, chart, histogram
+from understudy_kit.report.page import (
     Block,
     Blocks,
     as_rgb,
@@ -27,13 +34,6 @@ from understudy.report.page import (
     text,
     tiles,
 )
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import DatasetError
-from understudy_base.plural import plural
-from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.episode_table import spread_evenly
-from understudy_data.datasets.selection.motion import IDLE, numeric_keys
 
 WORST = 6
 """Most episodes with findings, or unusual ones, that are shown."""

@@ -50,7 +50,7 @@ def success_difference(first: tuple[int, int], second: tuple[int, int]) -> tuple
     Raises:
         ValueError: no episodes, or no count.
     """
-    from understudy.rollout.intervals import wilson_interval
+    from understudy_kit.intervals import wilson_interval
 
     rates = [successes / episodes if episodes else math.nan for successes, episodes in (first, second)]
     if any(map(math.isnan, rates)):

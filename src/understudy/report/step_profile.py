@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.report.page import Block, Blocks, card, interval_bar, render_page, section, table, text, tiles
 from understudy_base.records import Record, Records
+from understudy_kit.report.page import Block, Blocks, card, interval_bar, render_page, section, table, text, tiles
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig

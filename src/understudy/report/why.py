@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from understudy.contract.trace import Diagnosis
-from understudy.report.curves import chart, histogram, line
 from understudy.report.failures import Reason, describe
-from understudy.report.page import Block, render_page, section, table_card, text, tiles
+from understudy_kit.report.curves import chart, histogram, line
+from understudy_kit.report.page import Block, render_page, section, table_card, text, tiles
 
 _UNLIKELY = -2.0  # nats per number
 _OUTSIDE = 0.05  # share of the states

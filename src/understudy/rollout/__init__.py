@@ -4,6 +4,5 @@ play          play episodes
 adapter       map an environment's keys to the policy's
 env_contract  the contract of an environment
 result        success rates with intervals
-intervals     the confidence interval of a success rate
 files         results, images and films on disk
 """

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from understudy.rollout.intervals import wilson_interval
+from understudy_kit.intervals import wilson_interval
 
 if TYPE_CHECKING:
     import numpy as np

@@ -55,10 +55,10 @@ class _CallablePackage(ModuleType):
             ConfigError: settings that cannot be used, or an existing run in that directory.
             DatasetError: the dataset cannot be used.
         """
-        from understudy.config.schema import complete, load, plain, validate, validate_new
         from understudy.config.train import TrainConfig
         from understudy.policies.own_code.types import name_by_hand
         from understudy.train.run import train
+        from understudy_kit.config.schema import complete, load, plain, validate, validate_new
 
         if isinstance(config, Mapping):
             policy = config.get("policy")

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from understudy.config.limits import available_memory
 from understudy.train.account import Account
 from understudy.train.checkpoint.checkpoint import list_steps
 from understudy.train.data.frames_file import TASK, TRAINING, VALIDATION
@@ -20,6 +19,7 @@ from understudy_base.episode_ids import parse_ids
 from understudy_base.errors import ConfigError
 from understudy_base.progress import Progress
 from understudy_data.order_file import GROUP, STRIDE, OrderFile, Samples
+from understudy_kit.config.limits import available_memory
 
 _COUNTER = 16  # bytes per frame, about
 

@@ -30,14 +30,10 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
 from understudy.contract.facts import Contract
-from understudy.distributed.launch import module_command
 from understudy.distributed.mesh import Mesh
-from understudy.distributed.signals import Stop
 from understudy.policies import policy_folder
-from understudy.rollout.intervals import wilson_interval
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.run_hooks import check_rollout_settings
 from understudy.train.track.trackers import MetricsLog
@@ -45,6 +41,10 @@ from understudy_base.atomic import write_text
 from understudy_base.errors import ConfigError
 from understudy_base.progress import Progress
 from understudy_base.records import Record
+from understudy_kit.config.schema import plain
+from understudy_kit.intervals import wilson_interval
+from understudy_kit.launch import module_command
+from understudy_kit.signals import Stop
 
 KIND = "rollout"
 NICE = 10  # priority of the worker below the training

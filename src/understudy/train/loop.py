@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from understudy.config.schema import plain
 from understudy.distributed.mesh import Mesh
-from understudy.distributed.signals import Stop
 from understudy.optim.lora import merge_adapters
 from understudy.train import precision
 from understudy.train.checkpoint import checkpoint, checksums
@@ -37,6 +35,8 @@ from understudy_base.records import Batch, Record
 from understudy_data.load.batch_mixing import batch_figures
 from understudy_data.load.loader import Loader
 from understudy_data.load.validation_data import ValidationData
+from understudy_kit.config.schema import plain
+from understudy_kit.signals import Stop
 
 
 def run_steps(

@@ -2,11 +2,11 @@
 
 import torch
 
-from understudy.config.limits import available_memory
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.policies.policy import Policy
 from understudy_base.errors import ConfigError
+from understudy_kit.config.limits import available_memory
 
 
 def check_whole_weights(policy: Policy, mesh: Mesh, free: int | None = None) -> None:

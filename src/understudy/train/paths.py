@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from understudy.config.data import DataConfig
-from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
 from understudy.policies import policy_folder
 from understudy_base.dataset_address import absolute_path, split_view
@@ -15,6 +14,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import require
 from understudy_data.hub.download import hub_errors
 from understudy_data.hub.ids import model_id
+from understudy_kit.config.dataset import SourceConfig
 
 Source = TypeVar("Source", DataConfig, SourceConfig)
 

@@ -8,12 +8,12 @@ starts.
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from understudy.config.on_resume import ROUNDING, Fixed, marker
-from understudy.config.schema import differences
 from understudy.config.train import TrainConfig
 from understudy.optim.lr_schedule import lr_factor
 from understudy_base.errors import ConfigError
 from understudy_base.records import Record
+from understudy_kit.config.on_resume import ROUNDING, Fixed, marker
+from understudy_kit.config.schema import differences
 
 JUMP = 10.0
 """Largest factor by which a resumed run may raise the learning rate from one step to the next."""

@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from understudy.config.schema import dump_yaml, plain, without_credentials
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed.compile import is_compile_error
 from understudy.distributed.mesh import Mesh, join_mesh
-from understudy.distributed.signals import Stop, Stopped, stop_signals
 from understudy.policies.policy_folder import check_unchanged
 from understudy.train import precision
 from understudy.train.checkpoint import checkpoint
@@ -53,6 +51,8 @@ from understudy_data.load.bad_frames import truncate_journals
 from understudy_data.load.batch_mixing import FEW_EPISODES, measure_mixing
 from understudy_data.load.validation_data import ValidationData
 from understudy_data.storage.remote_options import RemoteOptions
+from understudy_kit.config.schema import dump_yaml, plain, without_credentials
+from understudy_kit.signals import Stop, Stopped, stop_signals
 
 DONE, STOPPED = 0, 75
 

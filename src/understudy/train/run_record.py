@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.policies.policy_folder import CONTRACT, digests
@@ -25,6 +24,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.records import Record
 from understudy_data.order import Order
 from understudy_data.storage.remote_options import RemoteOptions
+from understudy_kit.config.schema import plain
 
 
 def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:

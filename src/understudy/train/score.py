@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from understudy.config.dataset import SourceConfig
 from understudy.devices import torch_device
 from understudy.policies.batch import from_present
 from understudy.policies.policy import Policy, load
@@ -31,6 +30,7 @@ from understudy_data.datasets.selection.select import open_episodes
 from understudy_data.load.instructions import draw_instructions
 from understudy_data.load.validation_data import prefetch_chunks, sample_identity
 from understudy_data.parts import Lost, Part, Workers
+from understudy_kit.config.dataset import SourceConfig
 
 BATCH = 128
 """Frames of a pass of the network."""

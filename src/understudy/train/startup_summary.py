@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.config.schema import flat, plain
 from understudy.config.train import TrainConfig
 from understudy.optim.lora import A, B, adapted_layers
 from understudy.optim.param_groups import part_of
@@ -23,6 +22,7 @@ from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.load.instructions import split_task
 from understudy_data.order import Order
+from understudy_kit.config.schema import flat, plain
 
 MAX_SOURCES = 60
 """Sources that get a line each."""

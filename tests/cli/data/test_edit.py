@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from understudy.cli import main
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit.cli import main
 
 CAMERA = "observation.images.top"
 

@@ -7,10 +7,10 @@ import pytest
 
 import understudy as us
 from understudy.cli.data.order import ExplainConfig, choose, droid_like, explain, read_tables
-from understudy.cli.main import main, read_settings
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit.cli.main import main, read_settings
 
 SMALL = {"batch_size": 32, "world_size": 2, "episodes": 400, "frames_in_flight": 4096}
 

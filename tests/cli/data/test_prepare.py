@@ -10,8 +10,6 @@ import pytest
 
 from support.runs import tiny_config, tiny_dataset
 from understudy.cli.data.prepare import read_chunks
-from understudy.cli.main import main
-from understudy.config.schema import override
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.common.fit_text_tokenizer import LEAST_IDS, fit_text_tokenizer
 from understudy.policies.pi05.config import Sizes
@@ -23,6 +21,8 @@ from understudy_base.atomic import create_folder
 from understudy_base.errors import ConfigError
 from understudy_data.datasets.stats import norm_heads
 from understudy_data.testing.datasets import TASKS
+from understudy_kit.cli.main import main
+from understudy_kit.config.schema import override
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")

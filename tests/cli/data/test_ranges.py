@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from understudy import Catalog, EpisodeDataset
-from understudy.cli.main import main
 from understudy_base.testing.refusals import absent, warned
 from understudy_data.datasets.selection import motion
 from understudy_data.datasets.selection.motion import IdleRule, non_idle_ranges
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.testing.servers import RangeServer, folder
+from understudy_kit.cli.main import main
 
 DATA = os.environ.get("UNDERSTUDY_TEST_DATA")
 STATE = "observation.state"

@@ -14,11 +14,11 @@ import pytest
 
 from understudy.cli.data import record as module
 from understudy.cli.data.record import RecordConfig, demonstrate, record
-from understudy.config.schema import complete
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
+from understudy_kit.config.schema import complete
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 

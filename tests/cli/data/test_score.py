@@ -19,10 +19,8 @@ import torch
 
 import understudy as us
 from support.runs import tiny_config
-from understudy.cli import main
 from understudy.cli.data.edit import EditConfig, edit
 from understudy.cli.data.score import ScoreConfig, score
-from understudy.config.schema import override
 from understudy.policies.policy import load
 from understudy.policies.value.config import ValueSettings
 from understudy.train import run
@@ -33,6 +31,8 @@ from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_data.parts import Workers
 from understudy_data.testing.outcomes import FPS, write_outcomes
+from understudy_kit.cli import main
+from understudy_kit.config.schema import override
 
 LENGTHS = [5, 6, 1, 7, 4, 6]
 SUCCESS = [True, False, True, None, False, True]

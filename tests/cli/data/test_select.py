@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from understudy import Catalog, EpisodeDataset, EpisodeWriter
 from understudy.check.examine import check_dataset
-from understudy.cli.main import main
 from understudy_base.dataset_address import split_view
 from understudy_base.testing.refusals import absent, refused
 from understudy_data.datasets.selection.select import open_episodes
@@ -22,6 +21,7 @@ from understudy_data.storage.remote_options import RemoteOptions
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.testing.servers import RangeServer, folder
 from understudy_data.testing.weights import write_weights
+from understudy_kit.cli.main import main
 
 LENGTHS, IDS = (6, 9, 4, 0, 12, 7), (1, 2, 5, 6, 9, 10)
 WINDOW = {"action": [0.0, 0.1, 0.2]}

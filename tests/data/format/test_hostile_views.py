@@ -87,7 +87,9 @@ def test_files_outside_of_the_dataset_are_neither_read_nor_shown(root: Path, tmp
         with refused("keep_ranges", where="meta/views/forged.json", fix="select") as caught:
             EpisodeDataset(forge(root, {"keep_ranges": place}))
         assert SECRET not in str(caught.value)
-    program = f"import os; os.chdir({str(root.parent)!r}); from understudy.cli.main import main; main(['select', 'd'])"
+    program = (
+        f"import os; os.chdir({str(root.parent)!r}); from understudy_kit.cli.main import main; main(['select', 'd'])"
+    )
     forge(root, {"keep_ranges": str(tmp_path / "pipe")})
     listed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert "#seed" in listed.stdout, listed

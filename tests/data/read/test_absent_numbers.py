@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from understudy.check.examine import check_dataset
-from understudy.cli.main import main
 from understudy_base.errors import DatasetError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, edit_column, write_dataset
+from understudy_kit.cli.main import main
 
 CAMERA = "observation.images.top"
 KINDS = {"nan": pa.float64(), "null": pa.int64()}

@@ -12,12 +12,12 @@ import torch
 
 import understudy as us
 from support.runs import tiny_config
-from understudy.cli.main import main
 from understudy.train import run
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.features import Feature
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.testing.datasets import SIDE, Spec, edit_json, write_dataset
+from understudy_kit.cli.main import main
 
 CAMERA, TOP = "observation.images.array", "observation.images.top"
 LENGTHS = (9, 5, 7)

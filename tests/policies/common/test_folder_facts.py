@@ -13,13 +13,13 @@ pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
 from support.pi05_policy import CAMERAS, NORMALISATION, policy
 from support.sentences import write_model
-from understudy.cli.main import main
 from understudy.policies.common.folder_facts import FACTS
 from understudy.policies.folder_formats import describe_folder, save_folder
 from understudy.policies.inference import RobotPolicy, load_policy
 from understudy.policies.pi05.normalization import find_normalization
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy_base.errors import ConfigError
+from understudy_kit.cli.main import main
 
 WIDE = {"offset": [0.1, 0.2, 0.5], "spread": [2.0, 1.0, 0.0]}
 

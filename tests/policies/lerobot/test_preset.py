@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from support.runs import final_tensors, tiny_dataset
-from understudy.cli.main import main, read_settings
-from understudy.config.schema import load, validate, validate_new
 from understudy.config.train import TrainConfig
 from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.param_groups import parameter_groups
 from understudy.train.startup_summary import describe_defaults
 from understudy_base.errors import ConfigError
+from understudy_kit.cli.main import main, read_settings
+from understudy_kit.config.schema import load, validate, validate_new
 
 pytest.importorskip("lerobot")
 TrainPipelineConfig = pytest.importorskip("lerobot.configs.train").TrainPipelineConfig

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from support.runs import tiny_dataset
-from understudy.cli.main import main
 from understudy.policies.own_code import trusted, types
 from understudy.policies.own_code.sources import CODE, MODULES, read_sources
 from understudy.policies.policy_folder import check_replaceable
+from understudy_kit.cli.main import main
 
 PAGE = (Path(__file__).parents[3] / "docs" / "policies.md").read_text()
 FILES = {

@@ -16,8 +16,6 @@ import pytest
 
 import understudy
 from support.runs import series, tiny_dataset
-from understudy.cli.main import main, read_settings
-from understudy.config.schema import load, validate_new
 from understudy.config.train import TrainConfig
 from understudy.policies.inference import load_policy
 from understudy.policies.own_code import trusted, types
@@ -25,6 +23,8 @@ from understudy.policies.own_code.types import CODE, given_code
 from understudy.policies.registry import PolicyType, policy_type
 from understudy.train.checkpoint.checksums import SEAL, add_seal
 from understudy_base.errors import ConfigError
+from understudy_kit.cli.main import main, read_settings
+from understudy_kit.config.schema import load, validate_new
 
 PAGE = (Path(__file__).parents[3] / "docs" / "policies.md").read_text()
 FLAGS = ["--steps", "4", "--batch-size", "4", "--val.every", "2", "--checkpoint.every", "2", "--log.no-report"]

@@ -21,7 +21,6 @@ from support.pi05_policy import CAMERAS, policy
 from support.released import released_shapes
 from support.runs import tiny_config, tiny_dataset
 from support.sentences import write_model
-from understudy.cli.main import main
 from understudy.policies.folder_formats import ForeignFolder, describe_folder, save_folder
 from understudy.policies.pi05.config import Pi05Settings, Sizes
 from understudy.policies.pi05.normalization import find_normalization, fit_normalization
@@ -31,6 +30,7 @@ from understudy.train import run
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit.cli.main import main
 
 FAMILIES = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
 TOOLS = pytest.mark.parametrize("tool", ["lerobot", "openpi"])

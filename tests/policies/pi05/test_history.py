@@ -17,7 +17,6 @@ from support.pi05_policy import CAMERAS, batch, policy
 from support.runs import tiny_config
 from support.sentences import write_model
 from understudy.config.data import DataConfig
-from understudy.config.dataset import SourceConfig
 from understudy.config.train import (
     AugmentConfig,
     TrainConfig,
@@ -36,6 +35,7 @@ from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.loader import Loader
 from understudy_data.testing.datasets import Spec, identity, write_dataset
+from understudy_kit.config.dataset import SourceConfig
 
 FRONT, WRIST = CAMERAS
 STATE = "observation.state"

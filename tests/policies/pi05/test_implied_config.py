@@ -12,7 +12,6 @@ pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 from support.pi05_policy import NORMALISATION, policy
 from support.runs import tiny_config, tiny_dataset
 from support.sentences import write_model
-from understudy.cli.main import main
 from understudy.policies import policy_folder
 from understudy.policies.folder_formats import describe_folder, save_folder
 from understudy.policies.pi05.config import Pi0PolicyConfig, Pi05PolicyConfig, Pi05Settings, Sizes
@@ -21,6 +20,7 @@ from understudy.train import run
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.checksums import write_checksums
+from understudy_kit.cli.main import main
 
 LEROBOT: dict[str, Any] = {
     "type": "pi05",

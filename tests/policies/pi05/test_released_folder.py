@@ -20,7 +20,6 @@ from support.policies import editable
 from support.released import released_shapes
 from support.runs import tiny_config, tiny_dataset
 from support.sentences import write_model
-from understudy.cli.main import main
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.policies import policy_folder
 from understudy.policies.folder_formats import describe_folder, save_folder
@@ -34,6 +33,7 @@ from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit.cli.main import main
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False])
 MAPS = {"heads": [""], **NORMALISATION}

@@ -21,7 +21,6 @@ from support.pi05_policy import policy as pi05_policy
 from support.runs import final_tensors, series, tiny_config, tiny_dataset
 from support.sentences import write_model
 from understudy.cli.data.score import ScoreConfig, score
-from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.policies.losses import scalar
 from understudy.policies.pi05.config import Pi05Settings
@@ -36,6 +35,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.datasets import rate_episodes
 from understudy_data.testing.outcomes import write_outcomes
+from understudy_kit.config.schema import override
 
 FILE = "model.safetensors"
 TOWER = "layers.0.vlm.self_attn.q_proj.weight"

@@ -14,7 +14,6 @@ pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 from support.killed import WORLD_ACTION, world_action_settings
 from support.runs import final_tensors, tiny_config, tiny_dataset
 from support.sentences import write_model
-from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.policy import load
@@ -26,6 +25,7 @@ from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.profiling.plan import plan, with_known_base
 from understudy_base.errors import ConfigError
+from understudy_kit.config.schema import override
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from support.pages import charts_of
-from understudy.cli.main import main, read_settings
 from understudy.report.run.overlay import compare
 from understudy.report.run.page import read_run, write_report
 from understudy.train.checkpoint import checksums
@@ -20,6 +19,7 @@ from understudy.train.track import metrics_file
 from understudy.train.validation.episode_sums import EpisodeSums
 from understudy_base.errors import ConfigError, RunInUseError
 from understudy_base.testing.refusals import refused
+from understudy_kit.cli.main import main, read_settings
 
 Change = Callable[..., Path]
 

@@ -13,8 +13,6 @@ from PIL import Image
 
 from support.pages import charts_of, html_of
 from support.runs import series, trained_run
-from understudy.report.curves import smoothed
-from understudy.report.page import table
 from understudy.report.run.page import summarize, write_report
 from understudy.report.run.validation import decimals, render_losses, task_chart
 from understudy.report.step_profile import render_sources, render_step
@@ -26,6 +24,8 @@ from understudy.train.track import metrics_file
 from understudy.train.track.metrics_file import Verdict, read_verdict
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit.report.curves import smoothed
+from understudy_kit.report.page import table
 
 
 @pytest.fixture(scope="module")

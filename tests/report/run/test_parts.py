@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from support.packages import install
 from support.runs import SHORT, tiny_config, tiny_dataset, trained_run
 from understudy.cli import runs
 from understudy.report.run.page import write_report
 from understudy_base.entry_points import EntryPoint
 from understudy_base.optional_packages import PIP_LINES
+from understudy_kit.testing.packages import install
 
 PART = """
-from understudy.report.page import text
+from understudy_kit.report.page import text
 from understudy.report.run.parts import PagePart
 
 def part(run):

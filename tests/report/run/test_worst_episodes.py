@@ -9,8 +9,6 @@ import pytest
 
 from support.pages import blocks_of, charts_of, html_of
 from support.runs import series
-from understudy.cli.main import main
-from understudy.report.page import Block, Blocks
 from understudy.report.run import worst_episodes
 from understudy.report.run.worst_episodes import render_worst_episodes
 from understudy.train.checkpoint.run_dir import RunDir
@@ -18,6 +16,8 @@ from understudy.train.run import open_checkpoint
 from understudy.train.validation.episode_sums import EpisodeSums
 from understudy.train.validation.open_loop import EpisodeActions
 from understudy_base.errors import DatasetError
+from understudy_kit.cli.main import main
+from understudy_kit.report.page import Block, Blocks
 
 
 def cards(section: Blocks) -> dict[int, Block]:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from understudy.cli import main
 from understudy.report.view.rerun_log import check_recording, write_recording
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit.cli import main
 
 INSTALLED = importlib.util.find_spec("rerun") is not None
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import browser
 from understudy.report.view.server import ViewServer
 from understudy.report.view.viewer import Source, Viewer, export_episodes
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, identity, write_dataset
+from understudy_kit.testing import browser
 
 CAMERAS = ("observation.images.top", "observation.images.side")
 PIXELS = """shown => {

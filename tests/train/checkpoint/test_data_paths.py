@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from support.runs import tiny_config
-from understudy.cli import main
-from understudy.config.dataset import SourceConfig
-from understudy.config.schema import override
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.errors import DatasetError, SourceError
 from understudy_base.testing.refusals import absent
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit.cli import main
+from understudy_kit.config.dataset import SourceConfig
+from understudy_kit.config.schema import override
 
 
 @pytest.fixture(scope="module")

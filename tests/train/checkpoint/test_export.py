@@ -15,8 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from support import resumed
 from support.runs import final_tensors, series, tiny_config
-from understudy.cli.main import main
-from understudy.config.schema import override
 from understudy.policies import policy_folder
 from understudy.policies.flow.model import FlowPolicy
 from understudy.report.run.page import write_report
@@ -27,6 +25,8 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.atomic import create_folder
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit.cli.main import main
+from understudy_kit.config.schema import override
 
 
 @pytest.fixture(scope="module")

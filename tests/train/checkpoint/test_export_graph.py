@@ -9,12 +9,12 @@ import torch
 
 import understudy as us
 from support.runs import trained_run
-from understudy.cli.main import WRONG_INPUT, main
 from understudy.policies.common.encoders import byte_tokens
 from understudy.policies.graph import check_type
 from understudy.train.checkpoint.export import ExportConfig, export
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit.cli.main import WRONG_INPUT, main
 
 
 @pytest.fixture(scope="module")

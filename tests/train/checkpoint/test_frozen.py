@@ -13,12 +13,12 @@ from torch import Tensor
 
 from support.killed import Changes, Victim
 from support.runs import tiny_config, tiny_dataset
-from understudy.config.schema import override
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint, tensor_files
 from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.errors import CheckpointError
+from understudy_kit.config.schema import override
 
 FROZEN = {"weights/base"}
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from support.runs import SHORT, series, trained_run
-from understudy.cli.main import main
-from understudy.config.schema import load, validate
 from understudy.config.train import TrainConfig
 from understudy.train import run
 from understudy.train.checkpoint.checksums import add_seal
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 from understudy_base.errors import ConfigError
+from understudy_kit.cli.main import main
+from understudy_kit.config.schema import load, validate
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.config.files import read_file
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.train.checkpoint import checkpoint, run_dir
 from understudy.train.checkpoint.run_dir import FORMAT, RECORDED, RunDir, resumed_settings
@@ -19,6 +18,7 @@ from understudy.train.track import metrics_file
 from understudy_base.errors import ConfigError, RunInUseError
 from understudy_base.testing.calls import recorded_calls
 from understudy_base.testing.refusals import refused
+from understudy_kit.config.files import read_file
 
 RECORDS = [{"kind": "train", "step": step, "loss": math.pi / (step + 1)} for step in range(1, 6)]
 

@@ -20,12 +20,12 @@ from torch.distributed.checkpoint import metadata
 from support import checkpoint_ranks
 from support.ranks import in_ranks
 from support.runs import SHORT, same_run, trained_run
-from understudy.cli.main import main
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.checksums import FILES, SEAL, add_seal
 from understudy.train.checkpoint.tensor_files import read_index
 from understudy_base.errors import CheckpointError
 from understudy_base.testing.refusals import refused
+from understudy_kit.cli.main import main
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:

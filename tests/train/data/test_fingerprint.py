@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from support.runs import SHORT, tiny_config, tiny_dataset, trained_run
-from understudy.cli.main import main
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data import fingerprint
@@ -20,6 +19,7 @@ from understudy_data.storage import mapped_tables
 from understudy_data.storage.dataset_root import Files
 from understudy_data.testing.datasets import Spec, edit_column, write_dataset
 from understudy_data.testing.servers import RangeServer
+from understudy_kit.cli.main import main
 
 CAMERAS = ("observation.images.top",)
 

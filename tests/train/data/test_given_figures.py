@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 
 from understudy import EpisodeWriter
-from understudy.cli.main import main
-from understudy.config.dataset import SourceConfig
-from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.train.data import given_figures
 from understudy.train.data.given_figures import sample_rows
@@ -21,6 +18,9 @@ from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import choose_normalization, confront_policy, confront_update
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_data.datasets.stats import norm_heads
+from understudy_kit.cli.main import main
+from understudy_kit.config.dataset import SourceConfig
+from understudy_kit.config.schema import override
 
 ACTION, STATE = "action", "observation.state"
 NAMES = ("a", "b", "gripper")

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from support.mixtures import TOP, mixed
-from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
 from understudy.policies.common.images import letterbox, write_letterbox
 from understudy.policies.flow.config import FlowSettings
@@ -22,6 +21,7 @@ from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.load.loader import Loader
 from understudy_data.load.validation_data import ValidationData
 from understudy_data.video.color import ImageSize
+from understudy_kit.config.dataset import SourceConfig
 
 SIZES = {"tall": (128, 96), "wide": (96, 192)}  # height, width; multiples, so that nothing is rounded
 SIDE = 64

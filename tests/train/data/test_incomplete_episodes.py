@@ -15,7 +15,6 @@ import pytest
 from support.ranks import in_ranks
 from support.runs import final_tensors, series, tiny_config
 from understudy.config.data import DataConfig
-from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import RunData, open_data
@@ -24,6 +23,7 @@ from understudy_base.errors import DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
+from understudy_kit.config.dataset import SourceConfig
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 LENGTHS = (9, 7, 11, 8, 6, 10, 9, 7, 8, 12)

@@ -13,9 +13,6 @@ import torch
 
 from support.mixtures import NAMES, TOP, WRIST, mixed, tiny_sources
 from support.runs import tiny_config
-from understudy.cli import main
-from understudy.config.dataset import SourceConfig
-from understudy.config.schema import complete, dump_yaml, load
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.policies.common.settings import MODES
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, open_data
@@ -26,6 +23,9 @@ from understudy_base.testing.refusals import refused
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.load.loader import Loader
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit.cli import main
+from understudy_kit.config.dataset import SourceConfig
+from understudy_kit.config.schema import complete, dump_yaml, load
 
 
 @pytest.fixture(scope="module")

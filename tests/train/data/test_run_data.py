@@ -12,8 +12,6 @@ import torch
 
 from support.edited import edit
 from support.runs import series, tiny_config, tiny_dataset
-from understudy.config.dataset import SourceConfig
-from understudy.config.schema import override
 from understudy.config.train import LoaderConfig, TrainConfig
 from understudy.contract.facts import read_contract, write_contract
 from understudy.policies.registry import PolicySettings
@@ -28,6 +26,8 @@ from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.validation_data import ValidationData
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit.config.dataset import SourceConfig
+from understudy_kit.config.schema import override
 
 
 @pytest.fixture(scope="module")

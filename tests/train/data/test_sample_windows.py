@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from support.runs import series, tiny_config, tiny_dataset
-from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.policies import registry
 from understudy.policies.common.normalizer import Normalizer
@@ -25,6 +24,7 @@ from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_kit.config.schema import override
 
 CHUNK = 3
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.runs import tiny_config
-from understudy.config.schema import complete, override
 from understudy.config.train import TrainConfig
 from understudy.train.data.run_data import open_data
 from understudy_base.errors import DatasetError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.selection.select import split_episodes
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit.config.schema import complete, override
 
 LENGTHS = (5, 3, 6, 4, 7, 3, 5, 6, 4, 5)
 CHUNK = 3

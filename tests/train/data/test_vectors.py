@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from support.runs import series, tiny_config
-from understudy.config.schema import override
 from understudy.policies.flow.model import FlowPolicy
 from understudy.report.run.tables import format_validation, with_error
 from understudy.train.data.run_data import open_data
 from understudy.train.run import DONE, evaluate_checkpoint, train
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
+from understudy_kit.config.schema import override
 
 
 def test_a_robot_of_one_joint_trains_validates_and_is_exported(tmp_path: Path) -> None:

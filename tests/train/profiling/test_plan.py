@@ -29,10 +29,8 @@ from support import jax_tree, pi05_policy
 from support.pi05 import SMALL
 from support.ranks import in_ranks
 from support.runs import tiny_config
-from understudy.cli.main import main
 from understudy.cli.plan import PlanConfig, format_speeds, steps_per_hour
 from understudy.config.lora import LoraConfig
-from understudy.config.schema import override
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig, ValConfig
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.policies.common.fast_tokenizer import FastTokenizer
@@ -59,6 +57,8 @@ from understudy.train.state import init_train_state
 from understudy_base import progress
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit.cli.main import main
+from understudy_kit.config.schema import override
 
 LARGER = FlowSettings(image_size=(32, 32), channels=16, width=64, blocks=2)
 TINY = Pi05Settings(size="tiny")
@@ -509,7 +509,7 @@ def test_plan_of_losses_that_read_values_is_refused(data: Path, monkeypatch: pyt
 def test_plan_allocates_no_weights(data: Path) -> None:
     words = ["--data.root", str(data), "--batch-size", "4", "--policy.width", "8192", "--policy.layers", "6", "--json"]
     code = (
-        "import sys; from understudy.cli.main import main; main(sys.argv[1:]); "
+        "import sys; from understudy_kit.cli.main import main; main(sys.argv[1:]); "
         "print(next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmHWM')) * 1024)"
     )
     out = subprocess.run(

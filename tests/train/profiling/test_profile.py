@@ -17,7 +17,6 @@ from support.policies import batch, draws, policy
 from support.ranks import in_ranks
 from support.runs import tiny_config
 from support.sentences import write_model
-from understudy.cli import main
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
 from understudy.policies.flow.model import FlowPolicy
@@ -39,6 +38,7 @@ from understudy.train.profiling.profile import (
     combine,
     profile,
 )
+from understudy_kit.cli import main
 
 
 def config_of(name: str, data: Path, out: Path) -> TrainConfig:
@@ -210,7 +210,7 @@ def test_profile_explains_a_step_longer_than_its_phases() -> None:
 def test_profile_command_writes_a_page_and_prints(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from understudy.config.schema import dump_yaml
+    from understudy_kit.config.schema import dump_yaml
 
     file, out = tmp_path / "c.yaml", tmp_path / "out"
     file.write_text(dump_yaml(tiny_config(data, out)))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from support.runs import series, tiny_config, tiny_dataset
-from understudy.config.schema import override
 from understudy.train import run
 from understudy.train.track.metrics_file import compare_losses, read_verdict
+from understudy_kit.config.schema import override
 
 
 def steps(losses: list[float | None], **more: Any) -> list[dict[str, Any]]:

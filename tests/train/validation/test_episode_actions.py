@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from support.runs import SHORT, trained_run
-from understudy.cli import main
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.validation.open_loop import STEPS, EpisodeActions, choose_starts
@@ -18,6 +17,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.selection.select import split_episodes
 from understudy_data.order import sample_normal
+from understudy_kit.cli import main
 
 CHUNK = 3
 

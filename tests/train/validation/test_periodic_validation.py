@@ -17,7 +17,6 @@ import pytest
 from support.pages import html_of
 from support.ranks import in_ranks, outcomes_in_ranks
 from support.runs import same_run, series, tiny_config
-from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.policies.flow.model import FlowPolicy
@@ -32,6 +31,7 @@ from understudy_base.testing.refusals import refused
 from understudy_data.load.validation_data import ValidationData
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.video.packets import open_packets
+from understudy_kit.config.schema import override
 
 CHUNK = 4
 """Frames of a chunk in these tests, so that there are several."""

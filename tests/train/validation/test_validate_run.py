@@ -12,8 +12,6 @@ import torch
 
 from support.mixtures import mixed, tiny_sources
 from support.runs import final_tensors, series
-from understudy.config.dataset import SourceConfig
-from understudy.config.schema import dump_yaml, override
 from understudy.config.train import ParallelConfig
 from understudy.distributed import mesh as parallel
 from understudy.policies.flow.model import FlowPolicy
@@ -27,6 +25,8 @@ from understudy.train.validation.metrics import PLAIN, best_metrics
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.datasets import TASKS, edit_json
+from understudy_kit.config.dataset import SourceConfig
+from understudy_kit.config.schema import dump_yaml, override
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from support.mixtures import WRIST, mixed, tiny_sources
 from support.ranks import in_ranks
-from understudy.config.dataset import SourceConfig
 from understudy.config.train import ParallelConfig
 from understudy.distributed import mesh as parallel
 from understudy.distributed.mesh import Mesh
@@ -41,6 +40,7 @@ from understudy_data.load.validation_data import (
     share_chunks,
     source_key,
 )
+from understudy_kit.config.dataset import SourceConfig
 
 FLOW = {"flow": 1.0}
 DRAWS, SEED = FlowPolicy.validation_draws, 7

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from understudy.cli.data.ranges import RangesConfig, keys_of, rule_of
-from understudy.config.declare import Ge, Gt, Ids, Interval, Positional
-from understudy.config.workers import WorkersConfig
 from understudy_base.atomic import is_taken
 from understudy_base.credentials import strip_credentials
 from understudy_base.errors import DatasetError
 from understudy_base.plural import plural
 from understudy_base.progress import Progress
+from understudy_kit.config.declare import Ge, Gt, Ids, Interval, Positional
+from understudy_kit.config.workers import WorkersConfig
 
 if TYPE_CHECKING:
     from understudy.contract.facts import RobotFacts

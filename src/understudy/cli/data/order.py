@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
-from understudy.config.declare import Ge, Interval, Positional
 from understudy_base.bytesize import parse_bytes
 from understudy_base.cores import MOST_LOADER_THREADS
 from understudy_base.errors import page
+from understudy_kit.config.declare import Ge, Interval, Positional
 
 if TYPE_CHECKING:
     from understudy_data.load.choose_order import OrderChoice

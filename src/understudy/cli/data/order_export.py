@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from understudy.config.declare import Ge, Interval, Positional
 from understudy_base.bytesize import parse_bytes
 from understudy_base.cores import MOST_LOADER_THREADS
 from understudy_base.errors import ConfigError
+from understudy_kit.config.declare import Ge, Interval, Positional
 
 if TYPE_CHECKING:
     from understudy_data.order_file import Samples

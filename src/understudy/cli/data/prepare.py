@@ -7,15 +7,15 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from understudy.config.declare import Interval
 from understudy.config.train import TrainConfig
-from understudy.config.workers import WorkersConfig
 from understudy.policies.registry import PolicySettings, policy_type
 from understudy_base.atomic import create_folder
 from understudy_base.batch_keys import ACTION, HEAD, RESPONSE, STATE
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import optional_imports, require
 from understudy_base.plural import plural
+from understudy_kit.config.declare import Interval
+from understudy_kit.config.workers import WorkersConfig
 
 if TYPE_CHECKING:
     import numpy as np

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from understudy.config.declare import Positional, Processes
+from understudy_kit.config.declare import Positional, Processes
 
 
 @dataclass(frozen=True)

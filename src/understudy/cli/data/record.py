@@ -12,14 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from understudy.config.declare import ByHand, Ge, Interval
-from understudy.config.schema import plain
 from understudy.envs.gymnasium_options import GymnasiumOptions
 from understudy.policies.own_code.types import name_by_hand
 from understudy_base.atomic import write_text
 from understudy_base.errors import ConfigError
 from understudy_base.plural import plural
 from understudy_base.progress import Progress
+from understudy_kit.config.declare import ByHand, Ge, Interval
+from understudy_kit.config.schema import plain
 
 if TYPE_CHECKING:
     import numpy as np

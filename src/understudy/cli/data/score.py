@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from understudy.config.declare import Ge, Interval, Positional
-from understudy.config.workers import WorkersConfig
 from understudy_base.atomic import DRAFT_SUFFIX, BeingWritten, hold_folder
 from understudy_base.cores import available_cores
 from understudy_base.entry_points import load_entry_point
@@ -17,6 +15,8 @@ from understudy_base.errors import DatasetError
 from understudy_base.progress import Progress
 from understudy_base.records import Record
 from understudy_data.parts import Workers
+from understudy_kit.config.declare import Ge, Interval, Positional
+from understudy_kit.config.workers import WorkersConfig
 
 if TYPE_CHECKING:
     import numpy as np

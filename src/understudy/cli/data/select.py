@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from understudy.config.dataset import SelectionConfig
-from understudy.config.declare import Fraction, Positional
-from understudy.config.help import flag_of
 from understudy_base.errors import DatasetError
 from understudy_base.plural import plural
+from understudy_kit.config.dataset import SelectionConfig
+from understudy_kit.config.declare import Fraction, Positional
+from understudy_kit.config.help import flag_of
 
 if TYPE_CHECKING:
     from understudy_data.datasets.dataset import EpisodeDataset

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from understudy.config.schema import flat, plain
 from understudy.config.train import TrainConfig
 from understudy.report.intervals import paired_difference, success_difference
-from understudy.report.page import COLORS, Block
 from understudy.report.run.tables import aligned
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.validation.episode_sums import read_validated
 from understudy_base.records import Record, Records
+from understudy_kit.config.schema import flat, plain
+from understudy_kit.report.page import COLORS, Block
 
 HEAD = ("runs", "group", "first", "other", "difference", "95 % interval")
 LOSS = "validation loss"

@@ -15,8 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.report.curves import chart, line, record_line
-from understudy.report.page import (
+from understudy.report.run import overlay
+from understudy.report.run.parts import page_parts
+from understudy.report.run.results import read_results
+from understudy.report.run.validation import number, render_imagined, render_losses, render_validation
+from understudy.report.run.worst_episodes import render_worst_episodes
+from understudy.report.step_profile import render_sources, render_step
+from understudy.train.checkpoint.export import describe_policy
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.track.metrics_file import FALL, Verdict, compare_losses
+from understudy_base.records import Batch, Record, Records
+from understudy_kit.report.curves import chart, line, record_line
+from understudy_kit.report.page import (
     COLORS,
     Block,
     Blocks,
@@ -34,16 +44,6 @@ from understudy.report.page import (
     text,
     tiles,
 )
-from understudy.report.run import overlay
-from understudy.report.run.parts import page_parts
-from understudy.report.run.results import read_results
-from understudy.report.run.validation import number, render_imagined, render_losses, render_validation
-from understudy.report.run.worst_episodes import render_worst_episodes
-from understudy.report.step_profile import render_sources, render_step
-from understudy.train.checkpoint.export import describe_policy
-from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.track.metrics_file import FALL, Verdict, compare_losses
-from understudy_base.records import Batch, Record, Records
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig
@@ -314,9 +314,9 @@ def _sizes(config: Any, batch: Batch, cameras: Sequence[str]) -> str:
 
 def _changed_settings(config: "TrainConfig") -> Block:
     """Render the settings that differ from the defaults of a run with this type of policy."""
-    from understudy.config.schema import differences, validate_new
     from understudy.config.train import TrainConfig
     from understudy_base.optional_packages import MissingExtraError
+    from understudy_kit.config.schema import differences, validate_new
 
     usual, steps = TrainConfig(steps=config.steps, policy=type(config.policy)()), TrainConfig().steps
     with suppress(MissingExtraError):  # then the table has the defaults of every run
@@ -335,7 +335,7 @@ def format_setting(value: Any) -> str:
 
 def _recorded_settings(run: RunDir, config: "TrainConfig") -> Block:
     """Render all settings, and order.json: the order, the data's fingerprint and the normalization."""
-    from understudy.config.schema import dump_yaml
+    from understudy_kit.config.schema import dump_yaml
 
     order = None
     with suppress(OSError, ValueError):

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from understudy.report.page import Block, text
 from understudy.report.run.overlay import Run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.entry_points import EntryPoint, EntryPointError, find_entry_points
 from understudy_base.errors import summarize
 from understudy_base.optional_packages import missing_distribution
+from understudy_kit.report.page import Block, text
 
 GROUP = "understudy.pages"
 """Group of the entry points: functions of a `Run` -> `PagePart`."""

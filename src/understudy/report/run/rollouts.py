@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from understudy.report.curves import chart, line, record_line
-from understudy.report.page import Block, Blocks, card, encoded_image, film, fold, interval_bar, table, text
 from understudy.report.run.overlay import Run
 from understudy.report.run.parts import PagePart
 from understudy.report.run.tables import short
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.records import Record, Records
+from understudy_kit.report.curves import chart, line, record_line
+from understudy_kit.report.page import Block, Blocks, card, encoded_image, film, fold, interval_bar, table, text
 
 Rate = Mapping[str, Any]
 """Successes, episodes and the 95 % interval `low` to `high`."""

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from understudy.report.curves import chart, line, record_line, step_line
-from understudy.report.page import Block, Blocks, card, film, grid, styled, table, table_card, text
 from understudy.report.run.tables import KINDS, STILL, mode_rows, several_terms, short, with_error
 from understudy.train.track.metrics_file import STEPS, mean_loss
 from understudy.train.validation.metrics import notes_on_groups
 from understudy_base.records import Record, Records
+from understudy_kit.report.curves import chart, line, record_line, step_line
+from understudy_kit.report.page import Block, Blocks, card, film, grid, styled, table, table_card, text
 
 LINES = 40
 """Most tasks with a line each in a chart; with more the chart is unreadable, and the heat-map shows which matter."""

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.report.curves import bucketed_line, chart, line
-from understudy.report.page import Block, Blocks, as_rgb, card, film, fold, grid, text
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.validation.episode_sums import EpisodeSums, read_validated
@@ -20,6 +18,8 @@ from understudy_base.errors import DatasetError, UnderstudyError, is_out_of_memo
 from understudy_base.records import Record, Records
 from understudy_data.datasets.read.recorded_images import RecordedImages
 from understudy_data.datasets.read.rows import Rows
+from understudy_kit.report.curves import bucketed_line, chart, line
+from understudy_kit.report.page import Block, Blocks, as_rgb, card, film, fold, grid, text
 
 if TYPE_CHECKING:
     from understudy.train.data.run_data import RunData

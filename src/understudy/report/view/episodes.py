@@ -14,12 +14,12 @@ import numpy as np
 
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Place
-from understudy.report.curves import numbers, ranges
 from understudy_base.errors import DatasetError
 from understudy_base.records import Record
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import INDEX_KEYS, Feature
 from understudy_data.datasets.read.rows import Rows
+from understudy_kit.report.curves import numbers, ranges
 
 BUCKETS = 2000
 """Longest curve; longer episodes have the least and the largest value of each bucket of frames."""

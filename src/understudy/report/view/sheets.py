@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from understudy.report.page import as_rgb
 from understudy_base.lru import LRUCache
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.read.recorded_images import RecordedImages
+from understudy_kit.report.page import as_rgb
 
 WIDEST = 640
 """Pixels of the longer side of a frame; larger ones are reduced."""

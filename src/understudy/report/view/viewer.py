@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from understudy.report.curves import numbers
-from understudy.report.page import COLORS, STATIC, render_file
 from understudy.report.view.episodes import BLOCK, Columns, Findings, lane, text_lanes
 from understudy.report.view.sheets import Sheets
 from understudy_base.atomic import create_folder
@@ -26,6 +24,8 @@ from understudy_base.records import Record
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.selection.keep_ranges import KeepRanges
 from understudy_data.datasets.selection.select import Selection
+from understudy_kit.report.curves import numbers
+from understudy_kit.report.page import COLORS, STATIC, render_file
 
 PAGE = 100
 """Episodes of a page of the list."""

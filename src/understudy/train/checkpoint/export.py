@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from understudy.config.declare import Count, Natural, Positional
 from understudy_base.entry_points import load_entry_point
 from understudy_base.errors import ConfigError
+from understudy_kit.config.declare import Count, Natural, Positional
 
 if TYPE_CHECKING:
     from torch import Tensor

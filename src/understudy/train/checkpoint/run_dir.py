@@ -14,7 +14,7 @@ imagined.png    imagined futures of the latest validation (`train/validation/ima
 report.html     the report
 policy_code.py  code of a policy that is not in a package (`policies/own_code`)
 policy_code/    its local modules, if any
-STOP            a file that stops the run like a signal (`distributed/signals.py`); the run removes it
+STOP            a file that stops the run like a signal (`signals.py`); the run removes it
 """
 
 import hashlib
@@ -30,8 +30,6 @@ from typing import IO, Any, NotRequired
 
 from typing_extensions import TypedDict  # pydantic reads typing's from Python 3.12 on
 
-from understudy.config.files import read_file
-from understudy.config.schema import dump_yaml, validate
 from understudy.config.train import TrainConfig
 from understudy.policies.own_code.sources import CODE, MODULES
 from understudy.policies.own_code.types import pin_missing, write_code
@@ -42,6 +40,8 @@ from understudy_base.errors import ConfigError, RunInUseError
 from understudy_base.optional_packages import optional_imports
 from understudy_data.hub.download import pull
 from understudy_data.hub.ids import model_id, near_path, parse_address
+from understudy_kit.config.files import read_file
+from understudy_kit.config.schema import dump_yaml, validate
 
 FORMAT = 5
 """Version of a run directory; another one is refused. Format 1 had no version, and a single process; format 2 had a

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from understudy.config.data import NONE, DataConfig
-from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.policies.registry import policy_type
@@ -57,6 +56,7 @@ from understudy_data.load.mixed_batches import Mixture, UnlikeSourcesError
 from understudy_data.order import Order
 from understudy_data.prompt_metadata import FORMAT, add_metadata
 from understudy_data.storage.remote_options import RemoteOptions
+from understudy_kit.config.dataset import SourceConfig
 
 _T = TypeVar("_T")
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from understudy.config.data import NONE, DataConfig
-from understudy.config.dataset import SourceConfig
 from understudy.config.train import TrainConfig
 from understudy.train.data.sample_windows import sample_windows
 from understudy_base.batch_keys import ACTION, STATE
@@ -30,6 +29,7 @@ from understudy_data.datasets.stats.norm_heads import head_name
 from understudy_data.datasets.time_windows import frame_offsets, reach
 from understudy_data.storage.mapped_tables import share
 from understudy_data.video.color import ImageSize, Resize
+from understudy_kit.config.dataset import SourceConfig
 
 
 class BadEpisodesError(DatasetError):

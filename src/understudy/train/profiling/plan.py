@@ -24,7 +24,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.flop_counter import FlopCounterMode
 
-from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import CheckpointMode, without_checkpointing
 from understudy.distributed.mesh import DIMENSIONS, Mesh, mesh_shape
@@ -49,6 +48,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError
 from understudy_base.progress import Progress
 from understudy_base.records import Batch, Record
+from understudy_kit.config.schema import override
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ from typing import Any, Final, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from understudy.config.schema import override, plain
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import join_mesh
 from understudy.train.data.run_data import make_loader, make_order, open_data
@@ -46,6 +45,7 @@ from understudy_base._version import __version__
 from understudy_base.records import Record
 from understudy_base.temporary import temporary_folder
 from understudy_data.load.loader import Loader
+from understudy_kit.config.schema import override, plain
 
 PHASES: Final = (
     "data wait",

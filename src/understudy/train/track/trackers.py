@@ -26,12 +26,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
 from understudy.train.track import metrics_file
 from understudy_base.atomic import write_text
 from understudy_base.errors import ConfigError
 from understudy_base.records import Record
+from understudy_kit.config.schema import plain
 
 PROJECT = "understudy"
 """Project name in wandb and Trackio."""

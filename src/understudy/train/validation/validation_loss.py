@@ -25,7 +25,6 @@ from torch import Tensor
 from understudy.config.train import TrainConfig
 from understudy.distributed.compile import attention_kernels
 from understudy.distributed.mesh import Mesh, reshard_weights
-from understudy.distributed.signals import Stop
 from understudy.policies.common.settings import FLOW, FORWARD, MODES, POLICY, TRAINS
 from understudy.policies.draws import keyed_generators
 from understudy.policies.losses import Loss
@@ -54,6 +53,7 @@ from understudy_base.progress import Progress, tqdm
 from understudy_base.records import Record
 from understudy_data.load.validation_data import UNREADABLE, ValidationData, prefetch_chunks, share_chunks
 from understudy_data.order.random import make_key
+from understudy_kit.signals import Stop
 
 BATCH = 128
 """Most samples of a chunk, where the training has larger forward passes."""

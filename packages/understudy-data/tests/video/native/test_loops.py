@@ -335,7 +335,7 @@ def test_version_command_reports_loops() -> None:
     assert len(run_with("1", "", "--version").stdout.splitlines()) == 1
     seen = run_with(
         "1",
-        "import sys; from understudy.cli.main import main; main(['--version', '-v']); print('torch' in sys.modules)",
+        "import sys; from understudy_kit.cli.main import main; main(['--version', '-v']); print('torch' in sys.modules)",
     )
     assert seen.stdout.splitlines()[-1] == "False"
 

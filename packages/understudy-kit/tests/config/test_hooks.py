@@ -6,14 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
-from understudy.config.declare import ByHand
-from understudy.config.flags import chosen_type, list_settings, read_flags
-from understudy.config.help import groups
-from understudy.config.hooks import is_union, union_of
-from understudy.config.schema import validate, validate_new
 from understudy_base.errors import ConfigError
 from understudy_base.records import Record
 from understudy_base.testing.refusals import refused
+from understudy_kit.config.declare import ByHand
+from understudy_kit.config.flags import chosen_type, list_settings, read_flags
+from understudy_kit.config.help import groups
+from understudy_kit.config.hooks import is_union, union_of
+from understudy_kit.config.schema import validate, validate_new
 
 GIVEN: list[str] = []
 """Values that flags have given by hand."""

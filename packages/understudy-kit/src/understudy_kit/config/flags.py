@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from understudy.config.declare import POSITIONAL, ByHand
-from understudy.config.help import flag_of, item_class, members, negation_of, takes_many
-from understudy.config.hooks import FromWords, expanded, is_union, other_names, union_of
-from understudy.config.schema import validate, validate_new
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError
 from understudy_base.records import Record
+from understudy_kit.config.declare import POSITIONAL, ByHand
+from understudy_kit.config.help import flag_of, item_class, members, negation_of, takes_many
+from understudy_kit.config.hooks import FromWords, expanded, is_union, other_names, union_of
+from understudy_kit.config.schema import validate, validate_new
 
 _TWICE = "is given twice; give all its values after one flag"
 

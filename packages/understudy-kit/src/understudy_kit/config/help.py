@@ -17,9 +17,9 @@ from itertools import pairwise
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from understudy.config.declare import POSITIONAL
-from understudy.config.hooks import is_union
 from understudy_base.errors import with_addresses
+from understudy_kit.config.declare import POSITIONAL
+from understudy_kit.config.hooks import is_union
 
 COLUMN = 30
 """Column at which the meanings begin; a longer flag has a separate line."""

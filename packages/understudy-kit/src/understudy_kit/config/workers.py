@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from understudy.config.declare import Processes
 from understudy_base.cores import available_cores
+from understudy_kit.config.declare import Processes
 
 LITTLE = 10_000
 """Frames of a process; the start of one takes the time of about a thousand."""

@@ -28,8 +28,8 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
-from understudy.config.limits import PROCESSES, too_many
 from understudy_base.errors import ConfigError
+from understudy_kit.config.limits import PROCESSES, too_many
 
 STOPPED = 75
 FAILED = 1

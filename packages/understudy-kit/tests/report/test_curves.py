@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from understudy.report.curves import POINTS, thin
+from understudy_kit.report.curves import POINTS, thin
 
 
 def test_thin_keeps_extremes_and_leaves_out_what_is_not_finite() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from understudy.config.declare import Fraction, Ids, Natural, Scale
-from understudy.config.on_resume import (
+from understudy_kit.config.declare import Fraction, Ids, Natural, Scale
+from understudy_kit.config.on_resume import (
     COMPUTED,
     NORM_HEAD,
     NORMALIZATION,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from understudy.config.declare import IDS
-from understudy.config.help import members
 from understudy_base.episode_ids import parse_ids, repeated
+from understudy_kit.config.declare import IDS
+from understudy_kit.config.help import members
 
 WHOLE = re.compile(r"[+-]?[0-9][0-9_]*(\.0*)?")
 NUMBER = re.compile(r"[+-]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(e[+-]?[0-9]+)?|[+-]?\.?(inf|infinity|nan)", re.I)

@@ -12,14 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
-from understudy.config.files import read_file
-from understudy.config.help import OTHER_TYPE, expected, flag_of, item_class, members, nearest_choice
-from understudy.config.hooks import OtherNames, expanded, other_names
-from understudy.config.values import Misfit, find_misfits, selected, type_hints, with_ids
 from understudy_base.credentials import remember_credentials
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import optional_imports
 from understudy_base.records import Record
+from understudy_kit.config.files import read_file
+from understudy_kit.config.help import OTHER_TYPE, expected, flag_of, item_class, members, nearest_choice
+from understudy_kit.config.hooks import OtherNames, expanded, other_names
+from understudy_kit.config.values import Misfit, find_misfits, selected, type_hints, with_ids
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from understudy.report.page import COLORS, Block, text
 from understudy_base.records import Records
+from understudy_kit.report.page import COLORS, Block, text
 
 POINTS = 400
 """Most points of a curve over steps."""

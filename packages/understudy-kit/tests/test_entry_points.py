@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from support.packages import install
 from understudy_base.entry_points import EntryPointError, find_entry_points
 from understudy_base.optional_packages import MissingExtraError
+from understudy_kit.testing.packages import install
 
 GROUP = "understudy.toys"
 

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from understudy.cli.commands import Command
-from understudy.cli.help_texts import EXAMPLES, LAUNCH, MOST_USED, POSITIONAL, general
-from understudy.config import help
-from understudy.config.files import SUFFIXES, read_file
-from understudy.config.flags import chosen_type, list_settings, name_by_hand, read_flags, type_flag
-from understudy.config.hooks import union_of
-from understudy.config.schema import complete, plain
 from understudy_base.errors import ConfigError, with_addresses
 from understudy_base.optional_packages import MissingExtraError
+from understudy_kit.cli.commands import Command
+from understudy_kit.cli.help_texts import EXAMPLES, LAUNCH, MOST_USED, POSITIONAL, general
+from understudy_kit.config import help
+from understudy_kit.config.files import SUFFIXES, read_file
+from understudy_kit.config.flags import chosen_type, list_settings, name_by_hand, read_flags, type_flag
+from understudy_kit.config.hooks import union_of
+from understudy_kit.config.schema import complete, plain
 
 
 def settings(name: str, cls: type, command: Command, arguments: Sequence[str]) -> Any:

@@ -25,17 +25,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
-from understudy.cli.commands import (
-    COMMANDS,
-    GROUPS,
-    GUESSES,
-    Found,
-    find_command,
-    find_commands,
-)
-from understudy.cli.console import start_again_as_utf8, write_any_text
 from understudy_base.entry_points import EntryPointError, find_entry_points
 from understudy_base.errors import ConfigError, UnderstudyError, summarize
+from understudy_kit.cli.commands import COMMANDS, GROUPS, GUESSES, Found, find_command, find_commands
+from understudy_kit.cli.console import start_again_as_utf8, write_any_text
 
 OPTIONS, VARIABLES, VERSIONS = "understudy.options", "understudy.variables", "understudy.versions"
 FAILED, WRONG_INPUT = 1, 2
@@ -50,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is not None:
         return _main(argv)
-    from understudy.distributed.signals import ended_by_signals
+    from understudy_kit.signals import ended_by_signals
 
     with ended_by_signals("understudy"):
         try:
@@ -120,7 +113,7 @@ def _main_with_options(arguments: list[str], is_called: bool) -> int:
     if found is None:
         print(_unknown(" ".join(arguments[: 1 + (arguments[0] == "order")])), file=sys.stderr)
         return WRONG_INPUT
-    from understudy.distributed.signals import ended_by_signals
+    from understudy_kit.signals import ended_by_signals
 
     ends_with = found.row.ends_with if found.row else None
     ending = nullcontext() if is_called else ended_by_signals(f"understudy {found.name}", ends_with)
@@ -218,9 +211,9 @@ def _run(found: Found, arguments: list[str], debug: bool) -> int:
         command = found.facts
         if not asks_help:
             require(command.extra)
-        from understudy.config.schema import dump_yaml
-        from understudy.distributed.signals import interrupted_by_signals
         from understudy_base.progress import show_log
+        from understudy_kit.config.schema import dump_yaml
+        from understudy_kit.signals import interrupted_by_signals
 
         show_log()
         for variable, point in find_entry_points(VARIABLES).items():
@@ -234,7 +227,7 @@ def _run(found: Found, arguments: list[str], debug: bool) -> int:
             print(dump_yaml(settings), end="")
             return 0
         if count is not None:
-            from understudy.distributed.launch import launch, module_command
+            from understudy_kit.launch import launch, module_command
 
             words = [*module_command("understudy"), *name.split(), *arguments, *(["--debug"] if debug else [])]
             return launch(words, count, f"understudy {name}")
@@ -254,7 +247,7 @@ def _run(found: Found, arguments: list[str], debug: bool) -> int:
             message = f"{error.filename}: {error.strerror} (name another output, or wait for the other process)"
         print(f"understudy {name}{_rank()}: {redact(message)}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
-            from understudy.distributed.signals import Interrupted
+            from understudy_kit.signals import Interrupted
 
             return INTERRUPTED + (error.args[0] if isinstance(error, Interrupted) else signal.SIGINT)
         return WRONG_INPUT if is_wrong_input(error) or isinstance(error, FileExistsError) else FAILED
@@ -300,7 +293,7 @@ def read_settings(name: str, arguments: Sequence[str]) -> Any:
     Raises:
         ConfigError: Lists all errors in the settings.
     """
-    from understudy.cli.arguments import settings
+    from understudy_kit.cli.arguments import settings
 
     found = find_commands()[name]
     return settings(found.name, found.settings_class, found.facts, arguments)
