@@ -38,8 +38,8 @@ import understudy as us
 from common import make_parser
 from support.arm import arm_observations, write_arm_policy
 from understudy.policies.draws import make_draws
-from understudy.serve.client import RemotePolicy
-from understudy.serve.protocol import Noise, encode
+from understudy_client.client import RemotePolicy
+from understudy_client.protocol import Noise, encode
 
 COMBINATIONS = 64
 FAULT_EVERY = 100

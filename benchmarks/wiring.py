@@ -25,14 +25,14 @@ from safetensors.numpy import save_file
 from common import make_parser
 from support.arm import CENTER, DEVIATION, arm_contract, arm_observations, states
 from understudy.cli.contract import ContractConfig, read_any
-from understudy.contract.compare import compare_contracts
-from understudy.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts, write_contract
-from understudy.contract.in_motion import list_undecided
-from understudy.contract.mismatch import REMEDIES, Mismatch
-from understudy.contract.numbers import NUMBER_KINDS
-from understudy.contract.observed import ObservationCheck
 from understudy.policies.contracts.tensors import weights_digest
 from understudy.rollout.env_contract import env_contract
+from understudy_client.contract.compare import compare_contracts
+from understudy_client.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts, write_contract
+from understudy_client.contract.in_motion import list_undecided
+from understudy_client.contract.mismatch import REMEDIES, Mismatch
+from understudy_client.contract.numbers import NUMBER_KINDS
+from understudy_client.contract.observed import ObservationCheck
 from understudy_data.datasets.write.writer import EpisodeWriter
 
 STATE, ACTION = "observation.state", "action"

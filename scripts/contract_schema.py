@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from understudy.contract import form
+from understudy_client.contract import form
 
 FILE = Path(form.__file__).with_name("contract.schema.json")
 

@@ -18,10 +18,6 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 WHEELS = {
-    "client": """
-        contract serve.__init__ serve.access serve.async_chunks serve.client serve.dialects
-        serve.protocol
-    """,
     "tools": """
         storage.__init__
         hub.__init__
@@ -37,6 +33,7 @@ WHEELS = {
         envs.gymnasium_options
     """,
     "robot": """
+        serve.__init__
         serve rollout envs config.serve policies.contracts policies.folder_contract report.why
         report.failures report.run.rollouts train.background_rollouts cli.contract cli.demo
         cli.replay cli.rollout cli.serve cli.why cli.data.record

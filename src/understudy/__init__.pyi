@@ -8,13 +8,13 @@ from understudy import policies as policies
 from understudy.config.train import TrainConfig as TrainConfig
 from understudy.optim.master_weights import MasterWeights as MasterWeights
 from understudy.policies.inference import load_policy as load_policy
-from understudy.serve.async_chunks import AsyncChunks as AsyncChunks
-from understudy.serve.client import RemotePolicy as RemotePolicy
 from understudy_base._version import __version__ as __version__
 from understudy_base.errors import ConfigError as ConfigError
 from understudy_base.errors import DatasetError as DatasetError
 from understudy_base.errors import UnderstudyError as UnderstudyError
 from understudy_base.malloc import keep_freed_memory as keep_freed_memory
+from understudy_client.async_chunks import AsyncChunks as AsyncChunks
+from understudy_client.client import RemotePolicy as RemotePolicy
 from understudy_data.datasets.dataset import EpisodeDataset as EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog as Catalog
 from understudy_data.datasets.write.writer import EpisodeWriter as EpisodeWriter

@@ -12,12 +12,12 @@ import wiring
 from support.arm import arm_contract
 from support.hostile import damaged, refusal, samples
 from understudy.cli.contract import ContractConfig, contract
-from understudy.contract import form
-from understudy.contract.facts import FILE, Contract, read_contract, write_contract
-from understudy.contract.form import check_form
-from understudy.contract.mismatch import Mismatch
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_client.contract import form
+from understudy_client.contract.facts import FILE, Contract, read_contract, write_contract
+from understudy_client.contract.form import check_form
+from understudy_client.contract.mismatch import Mismatch
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads(Path(form.__file__).with_name("contract.schema.json").read_text())

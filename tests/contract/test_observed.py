@@ -19,10 +19,10 @@ from support.arm import (
     states,
     vector,
 )
-from understudy.contract.camera_print import CameraPrint, shrink
-from understudy.contract.compare import compare_robots
-from understudy.contract.declared import declare
-from understudy.contract.facts import (
+from understudy_client.contract.camera_print import CameraPrint, shrink
+from understudy_client.contract.compare import compare_robots
+from understudy_client.contract.declared import declare
+from understudy_client.contract.facts import (
     CameraFacts,
     Contract,
     RobotFacts,
@@ -30,7 +30,7 @@ from understudy.contract.facts import (
     read_contract,
     write_contract,
 )
-from understudy.contract.observed import LEAST_SEEN, ObservationCheck
+from understudy_client.contract.observed import LEAST_SEEN, ObservationCheck
 
 STEPS = 20
 

@@ -12,13 +12,13 @@ import torch
 import understudy as us
 from support.policies import editable
 from support.runs import tiny_config, tiny_dataset
-from understudy.contract.declared import declare
-from understudy.contract.facts import read_contract
-from understudy.contract.mismatch import ContractError, ContractWarning
 from understudy.policies.inference import RobotPolicy
 from understudy.train import run
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused, warned
+from understudy_client.contract.declared import declare
+from understudy_client.contract.facts import read_contract
+from understudy_client.contract.mismatch import ContractError, ContractWarning
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,12 @@ import wiring
 from support.arm import NAMES, arm_contract, arm_observations
 from support.hostile import damaged, refusal, samples
 from understudy.cli.why import WhyConfig, why
-from understudy.contract.facts import Contract, VectorFacts
-from understudy.contract.mismatch import Mismatch
-from understudy.contract.trace import Diagnosis, TraceWriter, Transitions, diagnose
 from understudy.report.why import findings, why_page
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_client.contract.facts import Contract, VectorFacts
+from understudy_client.contract.mismatch import Mismatch
+from understudy_client.contract.trace import Diagnosis, TraceWriter, Transitions, diagnose
 
 STEPS, CHUNK, CLOSES, OPENS = 128, 8, 40, 100
 

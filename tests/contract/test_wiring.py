@@ -10,13 +10,13 @@ import pytest
 import wiring
 from support.arm import arm_contract
 from understudy.cli.contract import ContractConfig, contract, read_any
-from understudy.contract import facts as contract_facts
-from understudy.contract.compare import compare_contracts
-from understudy.contract.facts import Contract, RobotFacts, VectorFacts, write_contract
-from understudy.contract.in_motion import list_undecided
-from understudy.contract.mismatch import REMEDIES
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_client.contract import facts as contract_facts
+from understudy_client.contract.compare import compare_contracts
+from understudy_client.contract.facts import Contract, RobotFacts, VectorFacts, write_contract
+from understudy_client.contract.in_motion import list_undecided
+from understudy_client.contract.mismatch import REMEDIES
 
 SCHEMA = json.loads((Path(contract_facts.__file__).parent / "contract.schema.json").read_text())
 

@@ -29,9 +29,9 @@ from support.docs import ROOT, code, expand, settings_of
 from support.droid import CAMERAS, LENGTHS, episode_path, range_key, write_droid, write_ranges
 from understudy import Catalog, EpisodeDataset
 from understudy.config.train import TrainConfig
-from understudy.contract.facts import read_contract
-from understudy.contract.mismatch import ContractWarning
 from understudy.distributed.mesh import mesh_shape
+from understudy_client.contract.facts import read_contract
+from understudy_client.contract.mismatch import ContractWarning
 from understudy_data.testing.hub import REPO, HubServer
 from understudy_data.testing.servers import folder
 from understudy_kit.cli import main

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import understudy as us
-from support.writable_hub import serve_hub
 from understudy.edit import publish as module
 from understudy.edit.publish import publish
 from understudy_base.errors import EmptyDatasetError
 from understudy_base.testing.refusals import refused
+from understudy_client.testing.writable_hub import serve_hub
 from understudy_data.datasets.stats.running import QUANTILES
 from understudy_data.testing import recording
 from understudy_data.testing.datasets import edit_column

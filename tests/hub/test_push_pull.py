@@ -19,12 +19,12 @@ pytest.importorskip("huggingface_hub", reason="needs the extra hub")
 import understudy as us
 from support.policies import policy
 from support.runs import same_run, trained_run
-from support.writable_hub import TOKEN, Repo, WritableHub, serve_hub
 from understudy.config.train import TrainConfig
 from understudy.train.paths import with_local_files
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError
 from understudy_base.testing.refusals import refused
+from understudy_client.testing.writable_hub import TOKEN, Repo, WritableHub, serve_hub
 from understudy_data import checksums
 from understudy_data.checksums import ChecksumError
 from understudy_data.hub.download import pull

@@ -10,10 +10,10 @@ import yaml
 import understudy as us
 from support.policies import policy
 from support.runs import tiny_config, tiny_dataset
-from understudy.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
 from understudy.policies.model_card import make_card
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
+from understudy_client.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
 from understudy_data.hub.cards import is_unchanged
 
 

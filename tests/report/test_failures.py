@@ -12,7 +12,6 @@ import pytest
 from support.arm import arm_contract, arm_observations
 from support.runs import SHORT, trained_run
 from understudy.cli.why import WhyConfig, why
-from understudy.contract.trace import TraceWriter, diagnose
 from understudy.report.failures import OVERFIT, Reason, failure_reasons, read_episodes
 from understudy.report.why import findings
 from understudy.rollout.files import write_result
@@ -21,6 +20,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track.metrics_file import MetricsFile
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_client.contract.trace import TraceWriter, diagnose
 
 STEPS, CHUNK, EPISODES = 64, 8, 30
 STATE = "joints"

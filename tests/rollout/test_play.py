@@ -18,8 +18,6 @@ from understudy.cli.rollout import rollout as rollout_run
 from understudy.cli.why import WhyConfig, why
 from understudy.config.rollout import Play, RolloutConfig, RolloutEvery
 from understudy.config.train import DataConfig, TrainConfig
-from understudy.contract.facts import write_contract
-from understudy.contract.mismatch import ContractWarning
 from understudy.policies.draws import RandomSpec
 from understudy.rollout.adapter import EnvAdapter
 from understudy.rollout.env_contract import env_contract
@@ -31,6 +29,8 @@ from understudy.train.background_rollouts import check_rollouts
 from understudy.train.checkpoint.run_dir import RECORDED, RunDir
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused, warned
+from understudy_client.contract.facts import write_contract
+from understudy_client.contract.mismatch import ContractWarning
 from understudy_kit.intervals import wilson_interval
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")

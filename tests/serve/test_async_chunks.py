@@ -18,9 +18,9 @@ from understudy.policies.acting import predict
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.policy import Policy
-from understudy.serve.async_chunks import DelayWarning
 from understudy.serve.session import describe_policy
 from understudy_base.testing.refusals import refused, warned
+from understudy_client.async_chunks import DelayWarning
 
 AsyncChunks = us.AsyncChunks
 T = 8
@@ -228,7 +228,7 @@ def test_a_server_gives_the_chunks_of_a_flow_policy_up_to_its_delay(tmp_path: Pa
     pytest.importorskip("websockets", reason="needs the extra serve")
     pytest.importorskip("msgpack", reason="needs the extra serve")
     from support.serving import outcomes, served
-    from understudy.serve.protocol import Noise
+    from understudy_client.protocol import Noise
 
     folder, seen = write_arm_policy(tmp_path / "policy", max_delay=2), arm_observations(1)[0]
     robot = us.load_policy(folder, head="arm")
@@ -278,8 +278,8 @@ def test_a_server_and_a_local_policy_give_the_same_chunks(
     pytest.importorskip("websockets", reason="needs the extra serve")
     pytest.importorskip("msgpack", reason="needs the extra serve")
     from understudy.config.serve import ServeConfig
-    from understudy.serve.client import RemotePolicy
     from understudy.serve.server import running_server
+    from understudy_client.client import RemotePolicy
 
     class Local:
         """The local policy with the noise of the remote one."""

@@ -19,19 +19,19 @@ from support.arm import NAMES, Observation, write_arm_policy
 from support.serving import held_passes, outcomes, plain, reply, served
 from understudy.cli.contract import ContractConfig, contract
 from understudy.config.serve import ServeConfig
-from understudy.contract.declared import declare
-from understudy.contract.mismatch import ContractError, ContractWarning
 from understudy.policies.acting import predict
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
-from understudy.serve import client
-from understudy.serve.async_chunks import AsyncChunks
-from understudy.serve.client import PastObservations, RemotePolicy
-from understudy.serve.protocol import DeadlineError, MessageError, RemoteError
 from understudy.serve.requests import Request, read_request
 from understudy.serve.server import PolicyServer, running_server
 from understudy.serve.session import Session
 from understudy_base.testing.refusals import refused, warned
+from understudy_client import client
+from understudy_client.async_chunks import AsyncChunks
+from understudy_client.client import PastObservations, RemotePolicy
+from understudy_client.contract.declared import declare
+from understudy_client.contract.mismatch import ContractError, ContractWarning
+from understudy_client.protocol import DeadlineError, MessageError, RemoteError
 
 CODE = """
 import json, sys

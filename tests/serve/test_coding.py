@@ -10,7 +10,7 @@ from understudy_base.testing.refusals import refused
 
 msgpack = pytest.importorskip("msgpack", reason="needs the extra serve")
 
-from understudy.serve.protocol import MessageError, decode, encode  # noqa: E402
+from understudy_client.protocol import MessageError, decode, encode  # noqa: E402
 
 MESSAGE: dict[str, Any] = {
     "image": np.arange(24, dtype=np.uint8).reshape(2, 4, 3)[:, ::-1],

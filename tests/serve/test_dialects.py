@@ -15,8 +15,8 @@ pytest.importorskip("websockets", reason="needs the extra serve")
 from websockets.exceptions import ConnectionClosed  # noqa: E402
 from websockets.sync.client import connect  # noqa: E402
 
-from understudy.serve.dialects import OPENPI, Dialect  # noqa: E402
-from understudy.serve.protocol import MessageError, decode, decode_message, encode  # noqa: E402
+from understudy_client.dialects import OPENPI, Dialect  # noqa: E402
+from understudy_client.protocol import MessageError, decode, decode_message, encode  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

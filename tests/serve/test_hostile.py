@@ -20,11 +20,11 @@ import msgpack
 import understudy as us
 from support.arm import CAMERAS, Observation
 from support.serving import held_passes, outcomes, plain, reply, served
-from understudy.contract.mismatch import ContractError, ContractWarning
-from understudy.serve.client import RemotePolicy
-from understudy.serve.protocol import MessageError, decode, decode_message
 from understudy.serve.server import PolicyServer
 from understudy_base.testing.refusals import refused
+from understudy_client.client import RemotePolicy
+from understudy_client.contract.mismatch import ContractError, ContractWarning
+from understudy_client.protocol import MessageError, decode, decode_message
 
 
 def standard(seen: Observation, **changes: Any) -> Observation:
@@ -42,7 +42,7 @@ def reaction(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-@pytest.mark.filterwarnings("ignore::understudy.contract.mismatch.ContractWarning")
+@pytest.mark.filterwarnings("ignore::understudy_client.contract.mismatch.ContractWarning")
 @pytest.mark.parametrize("method", ["act", "select_action"])
 def test_a_chunk_that_is_not_finite_is_an_error(method: str, reaction: Any, folder: Path, seen: list[Any]) -> None:
     policy = us.load_policy(folder, head="arm", contract=reaction)
@@ -90,7 +90,7 @@ def test_the_server_answers_a_chunk_that_is_not_finite_with_an_error(
         assert named == (0 if reaction == "off" else 1)
 
 
-@pytest.mark.filterwarnings("ignore::understudy.contract.mismatch.ContractWarning")
+@pytest.mark.filterwarnings("ignore::understudy_client.contract.mismatch.ContractWarning")
 def test_async_chunks_raise_the_error_of_a_chunk_that_is_not_finite(folder: Path, seen: list[Any]) -> None:
     policy = us.load_policy(folder, head="arm")
     with us.AsyncChunks(policy, execute=2, delay=0) as chunks:

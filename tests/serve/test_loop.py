@@ -26,7 +26,7 @@ from understudy.envs import registry
 from understudy.envs.env import Env
 from understudy.policies.flow.model import FlowPolicy
 from understudy.rollout.play import rollout
-from understudy.serve.access import VARIABLE
+from understudy_client.access import VARIABLE
 
 PAGE = Path(__file__).parents[2] / "docs/robots.md"
 EPISODES = 2

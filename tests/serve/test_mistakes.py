@@ -10,17 +10,17 @@ import pytest
 
 import understudy as us
 from support.arm import CENTER, DEVIATION, NAMES, Observation, arm_observations, images
-from understudy.contract.declared import declare
-from understudy.contract.mismatch import ContractError, ContractWarning
 from understudy_base.testing.refusals import refused
+from understudy_client.contract.declared import declare
+from understudy_client.contract.mismatch import ContractError, ContractWarning
 from understudy_data.checksums import ChecksumError
 
 pytest.importorskip("websockets", reason="needs the extra serve")
 pytest.importorskip("msgpack", reason="needs the extra serve")
 
 from support.serving import served
-from understudy.serve.client import RemotePolicy
 from understudy.serve.server import PolicyServer
+from understudy_client.client import RemotePolicy
 
 STEPS = 18
 DEGREES = np.where(np.arange(7) < 6, 180 / np.pi, 1.0)

@@ -12,9 +12,9 @@ pytest.importorskip("msgpack", reason="needs the extra serve")
 
 from support.runs import trained_run
 from understudy.cli.replay import ReplayConfig, replay
-from understudy.contract.trace import diagnose
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_client.contract.trace import diagnose
 from understudy_kit.cli.main import main
 
 
@@ -78,8 +78,8 @@ def test_episodes_outside_of_validation_are_refused(trained: Path) -> None:
 def test_a_chunk_that_is_not_finite_is_placed(trained: Path) -> None:
     import understudy as us
     from understudy.cli.replay import replay_episode
-    from understudy.serve.protocol import RemoteError
     from understudy.train.run import open_checkpoint
+    from understudy_client.protocol import RemoteError
 
     robot = us.load_policy(trained, contract="off")
     original = robot.policy.act

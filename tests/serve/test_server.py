@@ -28,13 +28,13 @@ from support.arm import Observation, arm_observations
 from support.serving import held_passes, outcomes, plain, reply, served
 from understudy.cli.serve import serve
 from understudy.config.serve import ServeConfig
-from understudy.contract.trace import TraceWriter, diagnose
 from understudy.policies.draws import make_draws
-from understudy.serve.client import RemotePolicy
-from understudy.serve.protocol import DeadlineError, Noise, RemoteError, decode, encode
 from understudy.serve.server import PolicyServer
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_client.client import RemotePolicy
+from understudy_client.contract.trace import TraceWriter, diagnose
+from understudy_client.protocol import DeadlineError, Noise, RemoteError, decode, encode
 from understudy_kit.cli.main import main
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from support.policies import config
-from understudy.contract.camera_print import CameraPrint, shrink
-from understudy.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
 from understudy.policies.flow.model import FlowPolicy
+from understudy_client.contract.camera_print import CameraPrint, shrink
+from understudy_client.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
 
 HEIGHT, WIDTH = 96, 128
 CENTER = np.array([0.0, -0.6, 0.2, -1.9, 0.1, 1.5, 0.4])

@@ -12,8 +12,8 @@ from websockets.sync.client import ClientConnection, connect
 import understudy as us
 from understudy.config.serve import ServeConfig
 from understudy.policies.policy import Policy
-from understudy.serve.protocol import Fault, decode, encode
 from understudy.serve.server import PolicyServer, running_server
+from understudy_client.protocol import Fault, decode, encode
 
 
 @contextmanager

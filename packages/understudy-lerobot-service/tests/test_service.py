@@ -33,11 +33,11 @@ from support.arm import NAMES, Observation
 from support.lerobot_client import FEATURES, MODULE, Client, TimedAction, TimedObservation, pickled, raw, standard
 from support.serving import outcomes, served
 from understudy.config.serve import ServeConfig
-from understudy.serve.client import RemotePolicy
-from understudy.serve.protocol import MessageError
 from understudy.serve.server import PolicyServer
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_client.client import RemotePolicy
+from understudy_client.protocol import MessageError
 from understudy_lerobot_service import messages, service
 from understudy_lerobot_service.messages import Instructions
 from understudy_lerobot_service.robots import compare_policy

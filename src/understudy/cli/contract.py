@@ -12,8 +12,8 @@ from understudy_base.errors import ConfigError
 from understudy_kit.config.declare import Ge, Positional
 
 if TYPE_CHECKING:
-    from understudy.contract.facts import Contract
-    from understudy.contract.mismatch import Mismatch
+    from understudy_client.contract.facts import Contract
+    from understudy_client.contract.mismatch import Mismatch
 
 FOUND = 1
 """Exit code for a contradiction."""
@@ -50,9 +50,9 @@ class ContractConfig:
 
 def contract(config: ContractConfig) -> int:
     """Print a contract or contradictions; returns 1 where there are any."""
-    from understudy.contract.compare import compare_contracts, pair_robots
-    from understudy.contract.facts import write_contract
-    from understudy.contract.in_motion import list_undecided
+    from understudy_client.contract.compare import compare_contracts, pair_robots
+    from understudy_client.contract.facts import write_contract
+    from understudy_client.contract.in_motion import list_undecided
 
     if config.output:
         refuse_existing(config.output, "output", config.overwrite)
@@ -89,9 +89,9 @@ def read_any(path: str, config: ContractConfig) -> "Contract":
     Raises:
         ConfigError: it is nothing that has one, or a file is damaged.
     """
-    from understudy.contract.facts import read_file
     from understudy.policies.folder_contract import read_policy_contract
     from understudy.policies.policy_folder import find
+    from understudy_client.contract.facts import read_file
 
     try:
         if path.startswith(("ws://", "wss://")):
@@ -124,8 +124,8 @@ def _is_env(name: str) -> bool:
 
 def _of_server(url: str) -> "Contract":
     """Return the contract of a server's handshake."""
-    from understudy.contract.facts import Contract
-    from understudy.serve.client import RemotePolicy
+    from understudy_client.client import RemotePolicy
+    from understudy_client.contract.facts import Contract
 
     with RemotePolicy(url) as server:
         stored = server.metadata.get("contract")
@@ -137,7 +137,7 @@ def _of_server(url: str) -> "Contract":
 
 
 def _print(lines: Sequence[str]) -> None:
-    from understudy.contract.mismatch import printable
+    from understudy_client.contract.mismatch import printable
 
     print("\n".join(printable(line, 100_000) for line in lines))
 

@@ -111,12 +111,12 @@ def replay_episode(
     """
     import numpy as np
 
-    from understudy.contract.mismatch import ContractWarning
-    from understudy.serve.client import RemotePolicy
     from understudy.serve.engine import open_trace
-    from understudy.serve.protocol import Noise, RemoteError
     from understudy.serve.server import running_server
     from understudy.train.validation.open_loop import STEPS
+    from understudy_client.client import RemotePolicy
+    from understudy_client.contract.mismatch import ContractWarning
+    from understudy_client.protocol import Noise, RemoteError
     from understudy_data.datasets.dataset import EpisodeDataset
 
     episode = _choose_episode(config.episode, source, validation)
@@ -227,7 +227,7 @@ def _observation(batch: Batch, robot: "RobotPolicy") -> dict[str, Any]:
 
 
 def _exported_step(folder: Path) -> "int | str":
-    from understudy.contract.facts import read_contract
+    from understudy_client.contract.facts import read_contract
 
     contract = read_contract(folder)
     return contract.provenance.get("step", "latest") if contract is not None else "latest"

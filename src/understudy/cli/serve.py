@@ -55,12 +55,12 @@ def _load(config: ServeConfig) -> "PolicyServer":
 
     from understudy.devices import torch_device
     from understudy.policies.inference import load_policy
-    from understudy.serve.access import read_token
     from understudy.serve.server import PolicyServer, lerobot_service, warn_if_open
+    from understudy_client.access import read_token
 
     if config.lerobot_port >= 0:
         lerobot_service()  # missing packages end the command before a policy is read
-    logging.getLogger("understudy.serve.connection").setLevel(logging.ERROR)
+    logging.getLogger("understudy_client.serve.connection").setLevel(logging.ERROR)
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     torch_device(config.device)

@@ -43,10 +43,10 @@ def find_trace(path: Path) -> Path:
 def why(config: WhyConfig) -> None:
     """Write the page, and print its findings."""
     from understudy.cli.contract import ContractConfig, read_any
-    from understudy.contract.trace import diagnose
     from understudy.report.failures import failure_reasons, read_episodes
     from understudy.report.why import findings, why_page
     from understudy.train.checkpoint.run_dir import RunDir
+    from understudy_client.contract.trace import diagnose
     from understudy_kit.report.page import refuse_foreign, write_page
 
     trace = find_trace(Path(config.paths[-1]))

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.contract.facts import FILE, RobotFacts, VectorFacts
-from understudy.contract.mismatch import ContractError, ContractWarning, Mismatch
 from understudy.policies.draws import Draws
 from understudy.policies.observation_history import ObservationHistory
 from understudy.policies.policy import Policy
 from understudy_base.batch_keys import ACTION, STATE, TASK
 from understudy_base.records import Batch
+from understudy_client.contract.facts import FILE, RobotFacts, VectorFacts
+from understudy_client.contract.mismatch import ContractError, ContractWarning, Mismatch
 
 ActionBounds = Literal["clamp", "error", "off"]
 """Actions outside of their bounds are moved to the nearest bound, are an error, or reach the robot as they are."""

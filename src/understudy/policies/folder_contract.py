@@ -3,8 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-from understudy.contract.facts import Contract, read_contract
-from understudy.contract.form import check_form
 from understudy.policies.common.lerobot_processors import read_object
 from understudy.policies.contracts.groot import METADATA, STATISTICS, read_groot_contract
 from understudy.policies.contracts.lerobot import read_lerobot_contract
@@ -12,6 +10,8 @@ from understudy.policies.contracts.openpi import read_openpi_contract
 from understudy.policies.contracts.tensors import unfit, weights_digest
 from understudy.policies.pi05.normalization import openpi_files
 from understudy_base.errors import ConfigError
+from understudy_client.contract.facts import Contract, read_contract
+from understudy_client.contract.form import check_form
 
 
 def read_policy_contract(folder: Path) -> Contract | None:

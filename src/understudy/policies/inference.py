@@ -10,10 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.contract.compare import compare_robots
-from understudy.contract.facts import Contract, RobotFacts, read_contract
-from understudy.contract.mismatch import Mismatch
-from understudy.contract.observed import ObservationCheck, size_error
 from understudy.devices import torch_device
 from understudy.policies import policy_folder
 from understudy.policies.acting import (
@@ -34,6 +30,10 @@ from understudy.policies.own_code.types import given_code
 from understudy.policies.policy import Policy, build_saved
 from understudy_base.batch_keys import ACTION, HEAD, STATE, TASK
 from understudy_base.records import Batch, Record
+from understudy_client.contract.compare import compare_robots
+from understudy_client.contract.facts import Contract, RobotFacts, read_contract
+from understudy_client.contract.mismatch import Mismatch
+from understudy_client.contract.observed import ObservationCheck, size_error
 from understudy_data.prompt_metadata import observed_metadata
 
 

@@ -2,10 +2,10 @@
 
 import json
 
-from understudy.contract.facts import RobotFacts, VectorFacts
-from understudy.contract.mismatch import printable
 from understudy_base._version import __version__
 from understudy_base.records import Record
+from understudy_client.contract.facts import RobotFacts, VectorFacts
+from understudy_client.contract.mismatch import printable
 from understudy_data.hub.cards import sign
 
 _MOST_NAMES, _MOST_TASKS = 40, 10

@@ -27,7 +27,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from understudy.contract.facts import FILE, figures_digest, write_contract
 from understudy.policies.model_card import make_card
 from understudy.policies.own_code.copies import is_copy
 from understudy.policies.own_code.types import write_code
@@ -38,6 +37,7 @@ from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError
 from understudy_base.records import Record
+from understudy_client.contract.facts import FILE, figures_digest, write_contract
 from understudy_data import checksums
 from understudy_data.hub.cards import FILE as CARD
 from understudy_data.hub.cards import is_unchanged

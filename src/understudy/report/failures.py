@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from understudy.contract.facts import VectorFacts
-from understudy.contract.trace import Diagnosis, Played
 from understudy.rollout.result import Episode
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 from understudy.train.track.metrics_file import FALL, Verdict, loss_of
 from understudy_base.errors import ConfigError
 from understudy_base.records import Record
+from understudy_client.contract.facts import VectorFacts
+from understudy_client.contract.trace import Diagnosis, Played
 from understudy_kit.intervals import wilson_interval
 
 OVERFIT = 3.0

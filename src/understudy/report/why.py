@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from understudy.contract.trace import Diagnosis
 from understudy.report.failures import Reason, describe
+from understudy_client.contract.trace import Diagnosis
 from understudy_kit.report.curves import chart, histogram, line
 from understudy_kit.report.page import Block, render_page, section, table_card, text, tiles
 

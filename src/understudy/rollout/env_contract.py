@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from understudy.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
 from understudy.envs.env import IMAGE, Env
 from understudy_base.records import Record
+from understudy_client.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
 
 
 def env_contract(env: Env, state: str = "observation.state", replan: int = 0) -> Contract:

@@ -14,11 +14,6 @@ import numpy as np
 
 from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
-from understudy.contract.compare import compare_contracts
-from understudy.contract.facts import Contract, RobotFacts, read_contract
-from understudy.contract.mismatch import Mismatch
-from understudy.contract.observed import compare_size
-from understudy.contract.trace import TraceWriter
 from understudy.devices import torch_device
 from understudy.envs import registry
 from understudy.envs.env import IMAGE, ActionError, Env, layout_seed
@@ -33,6 +28,11 @@ from understudy.rollout.result import PROMPT, Episode, RolloutResult
 from understudy_base.errors import ConfigError
 from understudy_base.progress import Progress
 from understudy_base.records import Record
+from understudy_client.contract.compare import compare_contracts
+from understudy_client.contract.facts import Contract, RobotFacts, read_contract
+from understudy_client.contract.mismatch import Mismatch
+from understudy_client.contract.observed import compare_size
+from understudy_client.contract.trace import TraceWriter
 
 
 @dataclass

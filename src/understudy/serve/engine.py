@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.contract.mismatch import ContractError, Mismatch, printable
-from understudy.contract.trace import TraceWriter
 from understudy.policies.acting import predict
 from understudy.policies.folder_contract import read_policy_contract
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.policy_folder import find
 from understudy.serve.metrics import ACTIONS, Metrics
-from understudy.serve.protocol import DeadlineError, RemoteError, describe_error
 from understudy.serve.requests import Request
 from understudy.serve.session import Ready, Session
 from understudy_base.atomic import refuse_existing
 from understudy_base.errors import ConfigError
+from understudy_client.contract.mismatch import ContractError, Mismatch, printable
+from understudy_client.contract.trace import TraceWriter
+from understudy_client.protocol import DeadlineError, RemoteError, describe_error
 
 if TYPE_CHECKING:
     from understudy.config.serve import ServeConfig

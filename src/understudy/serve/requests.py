@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from understudy.contract.facts import RobotFacts
-from understudy.contract.form import Robot, check_form
-from understudy.serve.dialects import describe
-from understudy.serve.protocol import CONTROL, MessageError, Noise
 from understudy_base.optional_packages import optional_imports
+from understudy_client.contract.facts import RobotFacts
+from understudy_client.contract.form import Robot, check_form
+from understudy_client.dialects import describe
+from understudy_client.protocol import CONTROL, MessageError, Noise
 
 with optional_imports():
     from annotated_types import Gt, Interval

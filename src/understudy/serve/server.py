@@ -13,19 +13,19 @@ from contextlib import contextmanager, nullcontext, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from understudy.contract.mismatch import printable
 from understudy.policies.inference import RobotPolicy
-from understudy.serve.access import is_authorized, is_loopback, is_own_host, read_token
 from understudy.serve.arriving import Arriving
-from understudy.serve.dialects import OPENPI, Dialect
 from understudy.serve.engine import GRACE_S, Engine, RobotGoneError
 from understudy.serve.metrics import Metrics
-from understudy.serve.protocol import CONTROL, ERROR, MessageError, decode_message, describe_mismatch, encode
 from understudy.serve.requests import read_request
 from understudy.serve.session import Session, describe_policy, warm_up
 from understudy_base.entry_points import find_entry_points
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError, optional_imports
+from understudy_client.access import is_authorized, is_loopback, is_own_host, read_token
+from understudy_client.contract.mismatch import printable
+from understudy_client.dialects import OPENPI, Dialect
+from understudy_client.protocol import CONTROL, ERROR, MessageError, decode_message, describe_mismatch, encode
 
 with optional_imports():
     from websockets.asyncio.server import ServerConnection, serve
@@ -108,7 +108,7 @@ class PolicyServer:
                     close_timeout=options.open_timeout_s,
                     max_size=self._most_bytes,
                     max_queue=1,
-                    logger=logging.getLogger("understudy.serve.connection"),
+                    logger=logging.getLogger("understudy_client.serve.connection"),
                     server_header=None,
                     ssl_handshake_timeout=options.open_timeout_s if self._tls else None,
                 ) as server,

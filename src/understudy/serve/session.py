@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from understudy.contract.compare import compare_robots
-from understudy.contract.mismatch import ContractError, Mismatch
-from understudy.contract.observed import ObservationCheck
 from understudy.policies.acting import Prepared, Reaction, predict
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.observation_history import seen_times, step_rate
-from understudy.serve.dialects import OPENPI, SENT, describe
-from understudy.serve.protocol import VERSION, MessageError
 from understudy.serve.requests import Request, seconds
 from understudy_base.batch_keys import PROMPT_METADATA, STATE, TASK
 from understudy_base.records import Record
+from understudy_client.contract.compare import compare_robots
+from understudy_client.contract.mismatch import ContractError, Mismatch
+from understudy_client.contract.observed import ObservationCheck
+from understudy_client.dialects import OPENPI, SENT, describe
+from understudy_client.protocol import VERSION, MessageError
 
 _PAST_RATE = 8  # past observations of a control step: a robot may observe more often than it was recorded
 _MOST_PAST = 1024  # of a policy without a rate

@@ -31,7 +31,6 @@ from typing import Any
 from safetensors import SafetensorError
 
 from understudy.config.train import TrainConfig
-from understudy.contract.facts import Contract
 from understudy.distributed.mesh import Mesh
 from understudy.policies import policy_folder
 from understudy.train.checkpoint.run_dir import RunDir
@@ -41,6 +40,7 @@ from understudy_base.atomic import write_text
 from understudy_base.errors import ConfigError
 from understudy_base.progress import Progress
 from understudy_base.records import Record
+from understudy_client.contract.facts import Contract
 from understudy_kit.config.schema import plain
 from understudy_kit.intervals import wilson_interval
 from understudy_kit.launch import module_command

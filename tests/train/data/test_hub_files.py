@@ -12,12 +12,12 @@ pytest.importorskip("huggingface_hub", reason="needs the extra hub")
 
 from huggingface_hub import constants
 
-from support.writable_hub import Repo, WritableHub, serve_hub
 from understudy.config.train import TrainConfig
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.train.paths import with_local_files
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError
+from understudy_client.testing.writable_hub import Repo, WritableHub, serve_hub
 from understudy_data.hub.ids import HubId, model_id
 
 NAMES = ("tokenizer.model", "tokenizer.json", "processor_config.json", "large.safetensors")

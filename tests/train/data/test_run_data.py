@@ -13,7 +13,6 @@ import torch
 from support.edited import edit
 from support.runs import series, tiny_config, tiny_dataset
 from understudy.config.train import LoaderConfig, TrainConfig
-from understudy.contract.facts import read_contract, write_contract
 from understudy.policies.registry import PolicySettings
 from understudy.train import run
 from understudy.train.data.input_contract import dataset_contract, make_contract
@@ -23,6 +22,7 @@ from understudy.train.startup_summary import startup_summary
 from understudy.train.validation.validation_loss import read_validation_data
 from understudy_base.errors import ConfigError, DatasetError, SourceError
 from understudy_base.testing.refusals import refused
+from understudy_client.contract.facts import read_contract, write_contract
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.validation_data import ValidationData
 from understudy_data.testing.datasets import Spec, write_dataset

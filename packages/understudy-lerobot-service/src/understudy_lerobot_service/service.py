@@ -16,12 +16,12 @@ import grpc
 import grpc.aio
 
 from understudy.policies.observation_history import seen_times
-from understudy.serve.access import is_authorized
 from understudy.serve.engine import GRACE_S, Engine
-from understudy.serve.protocol import DeadlineError, MessageError, RemoteError
 from understudy.serve.requests import Request
 from understudy_base.errors import ConfigError
 from understudy_base.lru import LRUCache
+from understudy_client.access import is_authorized
+from understudy_client.protocol import DeadlineError, MessageError, RemoteError
 from understudy_lerobot_service.messages import (
     BEGIN,
     END,

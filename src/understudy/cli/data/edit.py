@@ -20,10 +20,10 @@ from understudy_kit.config.declare import Ge, Gt, Ids, Interval, Positional
 from understudy_kit.config.workers import WorkersConfig
 
 if TYPE_CHECKING:
-    from understudy.contract.facts import RobotFacts
     from understudy.edit.plan import Encoding, Piece, Plan, TextColumn
     from understudy.edit.write_set import Written
     from understudy.storage.bucket import Bucket
+    from understudy_client.contract.facts import RobotFacts
     from understudy_data.datasets.format.catalog import Catalog
     from understudy_data.datasets.format.features import Feature
 
@@ -475,7 +475,7 @@ def state_contract(plan: "Plan") -> dict[str, Any]:
     Returns:
         {} where sources state different facts, or one states none.
     """
-    from understudy.contract.facts import FILE, Contract, read_stated
+    from understudy_client.contract.facts import FILE, Contract, read_stated
     from understudy_data.datasets.format.meta_files import read_json
 
     path, contracts = f"meta/{FILE}", []
@@ -489,7 +489,7 @@ def state_contract(plan: "Plan") -> dict[str, Any]:
 
 def _hold(robot: "RobotFacts", plan: "Plan", stored_names: Mapping[str, str]) -> "RobotFacts":
     """Return the statements about a robot that hold for the output: its keys, names, sizes and rate; no figures."""
-    from understudy.contract.facts import VectorFacts
+    from understudy_client.contract.facts import VectorFacts
 
     outputs = {stored_names.get(key, key): feature for key, feature in plan.features.items()}
     vectors: dict[str, VectorFacts | None] = {}

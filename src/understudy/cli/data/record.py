@@ -94,9 +94,9 @@ def record(config: RecordConfig) -> int:
     Raises:
         ConfigError: Unusable settings, or others than those of a recording that is there.
     """
-    from understudy.contract.facts import FILE, write_contract
     from understudy.envs.registry import open_env
     from understudy.rollout.env_contract import env_contract
+    from understudy_client.contract.facts import FILE, write_contract
     from understudy_data.datasets.write.writer import EpisodeWriter, check_features
 
     _compare_settings(config)

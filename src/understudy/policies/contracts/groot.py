@@ -9,17 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from understudy.contract.facts import (
-    FIGURES,
-    CameraFacts,
-    Contract,
-    RobotFacts,
-    VectorFacts,
-)
-from understudy.contract.mismatch import Mismatch
 from understudy.policies.common.lerobot_processors import read_object
 from understudy.policies.contracts.tensors import tensor_shapes, unfit, weights_digest
 from understudy_base.records import Record
+from understudy_client.contract.facts import FIGURES, CameraFacts, Contract, RobotFacts, VectorFacts
+from understudy_client.contract.mismatch import Mismatch
 
 METADATA = "experiment_cfg/metadata.json"
 PROCESSOR, STATISTICS = "processor_config.json", "statistics.json"

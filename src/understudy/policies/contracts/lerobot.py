@@ -7,13 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from understudy.contract.facts import (
-    CameraFacts,
-    Contract,
-    RobotFacts,
-    VectorFacts,
-)
-from understudy.contract.mismatch import Mismatch
 from understudy.policies.common.lerobot_processors import (
     LEROBOT,
     LEROBOT_OUT,
@@ -28,6 +21,8 @@ from understudy.policies.pi05.released_keys import is_adaptive
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import ConfigError
 from understudy_base.records import Record
+from understudy_client.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
+from understudy_client.contract.mismatch import Mismatch
 from understudy_data.checksums import file_sha256
 
 Statistics = Mapping[str, Mapping[str, np.ndarray]]

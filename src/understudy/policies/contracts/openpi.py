@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from understudy.contract.facts import FIGURES, Contract, RobotFacts, VectorFacts
-from understudy.contract.mismatch import Mismatch
 from understudy.policies.common.lerobot_processors import find_padding, read_object
 from understudy.policies.contracts.tensors import tensor_shapes, unfit, weights_digest
 from understudy.policies.pi05.normalization import OPENPI, openpi_files
 from understudy.policies.pi05.released_keys import is_adaptive
 from understudy_base.records import Record
+from understudy_client.contract.facts import FIGURES, Contract, RobotFacts, VectorFacts
+from understudy_client.contract.mismatch import Mismatch
 
 _KEYS = {"state": "observation.state", "actions": "action"}
 

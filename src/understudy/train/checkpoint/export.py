@@ -219,9 +219,9 @@ def describe_policy(root: Path) -> str | None:
     """Describe the step of the policy that a run has exported, next to the best one; None: it is unknown, or no run."""
     import json
 
-    from understudy.contract.facts import FILE
     from understudy.train.checkpoint.checkpoint import describe_choice
     from understudy.train.checkpoint.run_dir import RunDir
+    from understudy_client.contract.facts import FILE
 
     run = RunDir(root)
     try:

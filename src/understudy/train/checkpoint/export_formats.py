@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from understudy.contract.facts import FILE, CameraFacts, write_contract
 from understudy.policies import folder_formats, policy_folder
 from understudy.policies import graph as files
 from understudy.policies.inference import RobotPolicy
@@ -21,6 +20,7 @@ from understudy_base.atomic import create_folder
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import require
 from understudy_base.records import Record
+from understudy_client.contract.facts import FILE, CameraFacts, write_contract
 from understudy_data.checksums import write_checksums
 
 

@@ -16,16 +16,6 @@ import numpy as np
 import torch
 
 from understudy.config.train import TrainConfig
-from understudy.contract.camera_print import CameraPrint, shrink
-from understudy.contract.facts import (
-    FIGURES,
-    FILE,
-    CameraFacts,
-    Contract,
-    RobotFacts,
-    VectorFacts,
-    read_stated,
-)
 from understudy.policies.policy_folder import digests
 from understudy.train.data.dimension_modes import describe_modes, dimension_modes
 from understudy.train.data.run_data import RunData, dataset_fingerprint, head_members
@@ -35,6 +25,8 @@ from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.credentials import redact
 from understudy_base.errors import DatasetError, SourceError
 from understudy_base.progress import Progress
+from understudy_client.contract.camera_print import CameraPrint, shrink
+from understudy_client.contract.facts import FIGURES, FILE, CameraFacts, Contract, RobotFacts, VectorFacts, read_stated
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.meta_files import read_json

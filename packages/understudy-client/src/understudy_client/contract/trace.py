@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from understudy.contract.camera_print import shrink
-from understudy.contract.facts import Contract, RobotFacts, VectorFacts
-from understudy.contract.mismatch import Mismatch
-from understudy.contract.numbers import log_likelihood
-from understudy.contract.observed import ObservationCheck
 from understudy_base.records import Record
+from understudy_client.contract.camera_print import shrink
+from understudy_client.contract.facts import Contract, RobotFacts, VectorFacts
+from understudy_client.contract.mismatch import Mismatch
+from understudy_client.contract.numbers import log_likelihood
+from understudy_client.contract.observed import ObservationCheck
 
 PHASES = ("approach", "closing", "closed", "opening", "after")
 _NEAR_S = 0.5  # seconds around a transition of the gripper that belong to it

@@ -10,12 +10,12 @@ from difflib import get_close_matches
 
 import numpy as np
 
-from understudy.contract.camera_print import explain_look
-from understudy.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
-from understudy.contract.form import Kind
-from understudy.contract.mismatch import REMEDIES, Mismatch
-from understudy.contract.numbers import explain_figures
-from understudy.contract.observed import compare_size
+from understudy_client.contract.camera_print import explain_look
+from understudy_client.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
+from understudy_client.contract.form import Kind
+from understudy_client.contract.mismatch import REMEDIES, Mismatch
+from understudy_client.contract.numbers import explain_figures
+from understudy_client.contract.observed import compare_size
 
 RATE_TOLERANCE = 0.05  # share of fps
 _STATE, _ACTION = "observation.state", "action"

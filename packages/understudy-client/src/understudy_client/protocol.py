@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from understudy.contract.mismatch import ContractError, Mismatch
-from understudy.serve.dialects import OPENPI, Dialect, FormError, pack_array, pack_number, read_form
 from understudy_base.errors import UnderstudyError
 from understudy_base.optional_packages import optional_imports
 from understudy_base.records import Record
+from understudy_client.contract.mismatch import ContractError, Mismatch
+from understudy_client.dialects import OPENPI, Dialect, FormError, pack_array, pack_number, read_form
 
 with optional_imports():
     import msgpack

@@ -14,12 +14,12 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from understudy.contract.camera_print import CameraPrint
-from understudy.contract.form import NAMELESS, Kind, check_form
-from understudy.contract.mismatch import Mismatch
 from understudy_base.atomic import write_text
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.records import Record
+from understudy_client.contract.camera_print import CameraPrint
+from understudy_client.contract.form import NAMELESS, Kind, check_form
+from understudy_client.contract.mismatch import Mismatch
 
 FILE = "contract.json"
 VERSION = 2

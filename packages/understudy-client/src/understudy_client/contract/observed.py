@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from understudy.contract.camera_print import CameraPrint, Explanation, explain_grids, explanations, shrink
-from understudy.contract.facts import CameraFacts, Contract
-from understudy.contract.mismatch import REMEDIES, Mismatch, printable
-from understudy.contract.numbers import NUMBER_KINDS, explain_numbers, outside
 from understudy_base.batch_keys import PROMPT_METADATA
+from understudy_client.contract.camera_print import CameraPrint, Explanation, explain_grids, explanations, shrink
+from understudy_client.contract.facts import CameraFacts, Contract
+from understudy_client.contract.mismatch import REMEDIES, Mismatch, printable
+from understudy_client.contract.numbers import NUMBER_KINDS, explain_numbers, outside
 
 LEAST_SEEN = 5
 """Observations before numbers or images are explained."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from understudy.contract.camera_print import power
-from understudy.contract.facts import RobotFacts, VectorFacts
-from understudy.contract.numbers import FACTORS, UNIT_KINDS, explain_numbers
-from understudy.contract.observed import LEAST_SEEN
+from understudy_client.contract.camera_print import power
+from understudy_client.contract.facts import RobotFacts, VectorFacts
+from understudy_client.contract.numbers import FACTORS, UNIT_KINDS, explain_numbers
+from understudy_client.contract.observed import LEAST_SEEN
 
 _TRIALS = 10
 

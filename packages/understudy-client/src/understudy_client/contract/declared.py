@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from understudy.contract.facts import CameraFacts, RobotFacts, VectorFacts
+from understudy_client.contract.facts import CameraFacts, RobotFacts, VectorFacts
 
 
 def declare(

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from understudy.contract.facts import VectorFacts
-from understudy.contract.mismatch import Mismatch
+from understudy_client.contract.facts import VectorFacts
+from understudy_client.contract.mismatch import Mismatch
 
 _BETTER = 2.0  # nats per number that an explanation gains
 _CLEARLY = 1.0  # nats by which the factor of a unit must fit better than those of other units

@@ -19,10 +19,13 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from understudy.contract.facts import RobotFacts
-from understudy.contract.mismatch import ContractWarning, Mismatch
-from understudy.serve.access import VARIABLE, is_loopback, read_token
-from understudy.serve.protocol import (
+from understudy_base.credentials import redact
+from understudy_base.optional_packages import optional_imports
+from understudy_base.records import Record
+from understudy_client.access import VARIABLE, is_loopback, read_token
+from understudy_client.contract.facts import RobotFacts
+from understudy_client.contract.mismatch import ContractWarning, Mismatch
+from understudy_client.protocol import (
     CONTROL,
     ERROR,
     DeadlineError,
@@ -34,9 +37,6 @@ from understudy.serve.protocol import (
     read_mismatches,
     rebuild_error,
 )
-from understudy_base.credentials import redact
-from understudy_base.optional_packages import optional_imports
-from understudy_base.records import Record
 
 with optional_imports():
     from websockets.exceptions import InvalidStatus, WebSocketException

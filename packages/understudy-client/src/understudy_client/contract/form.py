@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 import msgspec
 from msgspec import Meta, Struct
 
-from understudy.contract.mismatch import REMEDIES
+from understudy_client.contract.mismatch import REMEDIES
 
 NAMELESS = '""'
 """Norm head without a name, in a place."""
