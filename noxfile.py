@@ -48,7 +48,13 @@ def ray(session: nox.Session) -> None:
     """Test the recipe for Ray Train, and tools with `--ray`, on clusters of processes of this machine."""
     session.install("ray[default,train]==2.60.0", "-e", ".[train]", "pytest", "pytest-timeout", "hypothesis")
     session.env["OMP_NUM_THREADS"] = "1"
-    session.run("pytest", "-rs", "tests/docs/test_recipe_ray.py", "tests/test_parts_ray.py", *session.posargs)
+    session.run(
+        "pytest",
+        "-rs",
+        "tests/docs/test_recipe_ray.py",
+        "packages/understudy-tools/tests/test_parts_ray.py",
+        *session.posargs,
+    )
 
 
 @nox.session(python="3.12")

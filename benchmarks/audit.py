@@ -29,13 +29,13 @@ import numpy as np
 from common import conditions, make_parser, say
 from support.audited import damage, eventful_run, trained
 from support.mixtures import mixed, tiny_sources
-from understudy.cli.data.order import Table, droid_like
 from understudy.train.audit import FrameCounts, audit_file, audit_run
 from understudy.train.checkpoint import checkpoint
 from understudy_data.load.order_rows import Span, order_facts, rows_of
 from understudy_data.order import Order
 from understudy_data.order_file import write_order_file
 from understudy_data.testing.peak_memory import peak_bytes, start_peak
+from understudy_tools.cli.order import Table, droid_like
 
 ROUNDS, BATCH = 3, 256
 

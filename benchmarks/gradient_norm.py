@@ -51,7 +51,6 @@ from torch import Tensor
 import order_baselines
 from common import CACHE, Results, make_parser, say
 from order_audit import as_read
-from understudy.cli.data.order import Table, droid_like
 from understudy.config.train import ScheduleConfig
 from understudy.envs.env import layout_seed
 from understudy.envs.tabletop import FPS, NOISE
@@ -63,6 +62,7 @@ from understudy_base.batch_keys import ACTION, STATE, TASK
 from understudy_base.records import Batch
 from understudy_data.order import Order, sample_normal
 from understudy_data.order.design_effect import Correlation, design_effect
+from understudy_tools.cli.order import Table, droid_like
 from values import StateTable
 
 CHUNK, MEAN_LENGTH, FULL_SPEED, LONGEST = 16, 130.0, 20, 1000

@@ -29,11 +29,11 @@ import zarr
 from rosbags.highlevel import AnyReader
 
 from common import conditions, make_parser
-from support.bags import JOINTS, Bag
-from understudy.cli.data.importing import import_
-from understudy.imports.settings import ImportConfig
-from understudy.imports.values import to_image
 from understudy_data.video.encode import VideoEncoder
+from understudy_tools.cli.importing import import_
+from understudy_tools.imports.settings import ImportConfig
+from understudy_tools.imports.values import to_image
+from understudy_tools.testing.bags import JOINTS, Bag
 
 FPS, CAMERAS = 30, ("front", "wrist")
 BAG = {

@@ -16,12 +16,12 @@ import numpy as np
 
 import order_baselines
 from order_audit import WINDOWS, Audit, as_read, audit
-from understudy.cli.data.order import ExplainConfig, Table, choose, describe, order_of, read_tables
 from understudy_base.progress import Progress
 from understudy_data.order import Order
 from understudy_kit.config.declare import Interval
 from understudy_kit.config.flags import read_flags
 from understudy_kit.config.schema import complete
+from understudy_tools.cli.order import ExplainConfig, Table, choose, describe, order_of, read_tables
 
 MOST = 1 << 22
 """Most positions to audit, and most positions before them, which bounds memory and time. An order that holds more than

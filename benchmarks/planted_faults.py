@@ -32,11 +32,11 @@ import pyarrow.parquet as pq
 
 from common import make_parser
 from planted_images import bgr, blur, flicker, hold, late, move, reverse, saturate, tear, tint, zoom
-from understudy.check.examine import check_dataset
-from understudy.check.findings import Finding, Report
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.testing.videos import encode_video
 from understudy_data.video.reader import open_video
+from understudy_tools.check.examine import check_dataset
+from understudy_tools.check.findings import Finding, Report
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 CAMERAS = (TOP, WRIST)

@@ -51,11 +51,11 @@ import numpy as np
 import rows
 import understudy as us
 from common import anonymous_bytes, conditions, cpu_seconds, make_parser
-from understudy.check import row_facts
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.parts import Part, Workers
 from understudy_data.storage.byte_source import LocalSource
+from understudy_tools.check import row_facts
 
 CAMERAS = ("observation.images.top", "observation.images.wrist")
 CHECK = ("check", "{source}", "--depth", "all", "--json")

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from common import make_parser
-from understudy.edit.features import common_features, edit_features, resized_feature
-from understudy.edit.plan import Encoding, Piece, Plan
-from understudy.edit.write_set import write_outputs
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.write.writer import EpisodeWriter
+from understudy_tools.edit.features import common_features, edit_features, resized_feature
+from understudy_tools.edit.plan import Encoding, Piece, Plan
+from understudy_tools.edit.write_set import write_outputs
 
 CAMERA = "observation.images.top"
 FILE_STEPS = ("rename", "replace", "fsync")

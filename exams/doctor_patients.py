@@ -19,11 +19,11 @@ import pytest
 from lerobot_doctor import dataset_loader, runner
 
 from shared import explain, publish
-from understudy.check.examine import check_dataset
-from understudy.check.findings import Finding
 from understudy_base.errors import DatasetError
 from understudy_data.datasets.stats.running import RunningStatistics
 from understudy_data.datasets.write.dataset_files import tasks_table
+from understudy_tools.check.examine import check_dataset
+from understudy_tools.check.findings import Finding
 
 VERDICTS: Counter[str] = Counter()
 LINES: list[str] = []

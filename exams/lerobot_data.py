@@ -14,15 +14,15 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 import understudy as us
 from shared import RowStatistics, accept_our_refusals, explain
-from understudy.cli.data.edit import EditConfig, make_plans
-from understudy.edit.plan import Piece, Plan
-from understudy.edit.write_set import write_outputs
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.recorded_stats import aggregate
 from understudy_data.datasets.stats.running import ImageStatistics, RunningStatistics
 from understudy_data.datasets.time_windows import frame_offsets
 from understudy_data.datasets.write.writer import check_features
+from understudy_tools.cli.edit import EditConfig, make_plans
+from understudy_tools.edit.plan import Piece, Plan
+from understudy_tools.edit.write_set import write_outputs
 
 accept_our_refusals()
 

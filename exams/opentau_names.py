@@ -20,7 +20,6 @@ import torch
 
 import understudy as us
 from shared import RowStatistics, accept_our_refusals, explain
-from understudy.cli.data.edit import SegmentConfig, segment
 from understudy.policies.common.flow_matching import MAX_PERIOD, MIN_PERIOD, time_features
 from understudy.policies.common.images import letterbox
 from understudy.policies.observation_history import ObservationHistory
@@ -30,6 +29,7 @@ from understudy_base.errors import DatasetError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.recorded_stats import aggregate
 from understudy_data.datasets.stats.norm_heads import Member, compute_statistics, head_name
+from understudy_tools.cli.edit import SegmentConfig, segment
 
 accept_our_refusals()
 

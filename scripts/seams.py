@@ -18,13 +18,6 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 WHEELS = {
-    "tools": """
-        storage.__init__
-        hub.__init__
-        check edit imports hub.upload storage.bucket report.check_page report.view cli.hub
-        cli.data.check cli.data.check_several cli.data.copies cli.data.edit cli.data.importing cli.data.order
-        cli.data.publish cli.data.ranges cli.data.select cli.data.view
-    """,
     "understudy": """
         report.__init__
         config.__init__

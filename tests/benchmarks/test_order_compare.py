@@ -7,7 +7,7 @@ import pytest
 
 import order_compare
 from order_compare import CompareConfig, compare, main
-from understudy.cli.data.order import Table, read_tables
+from understudy_tools.cli.order import Table, read_tables
 
 SMALL = {"batch_size": 32, "world_size": 2, "num_workers": 2, "episodes": 400, "frames_in_flight": 4096}
 WORDS = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]

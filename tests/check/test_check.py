@@ -12,9 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from understudy.check.column_facts import Column
-from understudy.check.examine import check_dataset
-from understudy.check.findings import RULES, Finding, Place, list_ids, sort_findings
 from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
 from understudy.train.data.sources import open_source, split_source
@@ -26,6 +23,9 @@ from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy_data.testing.datasets import Spec, edit_column, edit_json, write_dataset
 from understudy_data.testing.servers import RangeServer, folder
 from understudy_kit.cli import main
+from understudy_tools.check.column_facts import Column
+from understudy_tools.check.examine import check_dataset
+from understudy_tools.check.findings import RULES, Finding, Place, list_ids, sort_findings
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from support.edited import edit
 from support.runs import tiny_config
-from understudy.check.examine import check_dataset
-from understudy.report.check_page import check_page
-from understudy.report.view.sheets import Sheets
 from understudy.train.data.run_data import open_data
 from understudy_base.testing.refusals import absent, refused
 from understudy_data.datasets.format.catalog import Catalog
@@ -22,6 +18,10 @@ from understudy_data.testing.datasets import Spec, edit_column, edit_json, write
 from understudy_data.testing.depth import DEPTH, SCALE, add_depth_images, add_depth_video
 from understudy_kit.config.schema import override
 from understudy_kit.report.page import as_gray
+from understudy_tools.check.examine import check_dataset
+from understudy_tools.report.check_page import check_page
+from understudy_tools.report.view.sheets import Sheets
+from understudy_tools.testing.edited import edit
 
 TOP = "observation.images.top"
 LENGTHS = (6, 4, 5)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from understudy.check.examine import check_dataset
-from understudy.cli.data import check_several
 from understudy_base.errors import SourceError
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
 from understudy_kit.cli import main
+from understudy_tools.check.examine import check_dataset
+from understudy_tools.cli import check_several
 
 
 @pytest.fixture

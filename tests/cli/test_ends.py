@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from support.processes import children
 from support.runs import tiny_config, tiny_dataset
 from understudy_kit.config.schema import dump_yaml
+from understudy_tools.testing.processes import children
 
 # A module that Python imports at its start: a signal at the first audit event (args[0] contains a text).
 SITE = """
@@ -46,7 +46,7 @@ QUICK = [
     ("record", "os.rename understudy-new/meta"),
 ]
 SLOW = [
-    ("check", "import understudy.check.rules.videos"),
+    ("check", "import understudy_tools.check.rules.videos"),
     ("check, processes", "import multiprocessing.popen_forkserver"),
     ("edit", "import pyarrow.parquet"),
     ("order explain", "import numpy"),

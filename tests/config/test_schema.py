@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.config.train import TrainConfig
-from understudy.imports.settings import ImportMapping
 from understudy.policies.flow.config import FlowSettings
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit.config.files import read_file
 from understudy_kit.config.schema import complete, differences, dump_yaml, load, plain, validate
+from understudy_tools.imports.settings import ImportMapping
 
 
 def test_load_reports_all_errors_by_dotted_path(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import yaml
 import understudy as us
 from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
-from understudy.imports.settings import ImportMapping
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.recorded_stats import parse_stats
@@ -23,6 +22,7 @@ from understudy_data.process_rank import find_rank
 from understudy_kit.config.files import read_file
 from understudy_kit.config.flags import read_flags
 from understudy_kit.config.schema import load, validate
+from understudy_tools.imports.settings import ImportMapping
 
 NUMBERS = {
     "steps": True,

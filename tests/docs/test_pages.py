@@ -23,7 +23,6 @@ import yaml
 import understudy as us
 from support.docs import ROOT, code, run_python
 from understudy.config.train import TrainConfig
-from understudy.imports.settings import read_mapping
 from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 from understudy.policies.inference import load_policy
 from understudy_base.testing.refusals import refused
@@ -33,6 +32,7 @@ from understudy_data.datasets.stats import summary
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_kit.cli import main
 from understudy_kit.config.schema import complete, load
+from understudy_tools.imports.settings import read_mapping
 
 DOCS = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "recipes").glob("*/*.md"))]

@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from support import s3
-from support.edited import content, edit
-from support.s3 import SECRET, bucket_files, s3_bucket, uploaded
-from understudy.cli.data.edit import EditConfig, SegmentConfig
 from understudy.cli.data.score import ScoreConfig
-from understudy.edit import videos, write_set
-from understudy.edit.videos import JoinPieces
-from understudy.edit.write_set import Written, write_outputs
-from understudy.storage import bucket
-from understudy.storage.bucket import MARK, Bucket
 from understudy_base.errors import SourceError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.parts import Workers
 from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_tools import bucket
+from understudy_tools.bucket import MARK, Bucket
+from understudy_tools.cli.edit import EditConfig, SegmentConfig
+from understudy_tools.edit import videos, write_set
+from understudy_tools.edit.videos import JoinPieces
+from understudy_tools.edit.write_set import Written, write_outputs
+from understudy_tools.testing import s3
+from understudy_tools.testing.edited import content, edit
+from understudy_tools.testing.s3 import SECRET, bucket_files, s3_bucket, uploaded
 
 CAMERAS = ("observation.images.top", "observation.images.wrist")
 ENCODED: dict[str, Any] = {"codec": "libx264", "gop": 3, "cameras": CAMERAS[:1]}
@@ -160,8 +160,8 @@ KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 from test_bucket import upload
-from understudy.edit import videos, write_set
-from understudy.storage import bucket
+from understudy_tools.edit import videos, write_set
+from understudy_tools import bucket
 from understudy_data.storage.remote_options import RemoteOptions
 if __name__ == "__main__":
     source, work, access, stop = sys.argv[1:]

@@ -13,5 +13,4 @@ serve        `understudy serve`
 replay       `understudy replay`
 contract     `understudy contract`
 why          `understudy why`
-hub          `understudy push` and `understudy pull`
 """

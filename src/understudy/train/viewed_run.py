@@ -1,6 +1,6 @@
 """A run as a source of `understudy view`: its validation episodes, with the actions that its policy predicts.
 
-The entry point `run` of the group `understudy.view_sources` (`cli/data/view.py`). Nothing is imported for a folder that
+The entry point `run` of the group `understudy.view_sources` (`cli/view.py`). Nothing is imported for a folder that
 is no run.
 """
 

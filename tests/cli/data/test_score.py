@@ -19,7 +19,6 @@ import torch
 
 import understudy as us
 from support.runs import tiny_config
-from understudy.cli.data.edit import EditConfig, edit
 from understudy.cli.data.score import ScoreConfig, score
 from understudy.policies.policy import load
 from understudy.policies.value.config import ValueSettings
@@ -33,6 +32,7 @@ from understudy_data.parts import Workers
 from understudy_data.testing.outcomes import FPS, write_outcomes
 from understudy_kit.cli import main
 from understudy_kit.config.schema import override
+from understudy_tools.cli.edit import EditConfig, edit
 
 LENGTHS = [5, 6, 1, 7, 4, 6]
 SUCCESS = [True, False, True, None, False, True]

@@ -13,8 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.edited import edit
-from support.sensors import IMU, Samples, add_sensor, jittered, write_samples
 from understudy.train.data.fingerprint import changed_kinds, digest_files
 from understudy_base.errors import MissingFileError
 from understudy_base.testing.refusals import absent, refused
@@ -27,6 +25,8 @@ from understudy_data.load.loader import Loader
 from understudy_data.order import Order
 from understudy_data.storage import mapped_tables
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
+from understudy_tools.testing.edited import edit
+from understudy_tools.testing.sensors import IMU, Samples, add_sensor, jittered, write_samples
 
 LENGTHS = (8, 3, 12)
 FPS = 10

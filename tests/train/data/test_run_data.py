@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 
-from support.edited import edit
 from support.runs import series, tiny_config, tiny_dataset
 from understudy.config.train import LoaderConfig, TrainConfig
 from understudy.policies.registry import PolicySettings
@@ -28,6 +27,7 @@ from understudy_data.load.validation_data import ValidationData
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_kit.config.dataset import SourceConfig
 from understudy_kit.config.schema import override
+from understudy_tools.testing.edited import edit
 
 
 @pytest.fixture(scope="module")

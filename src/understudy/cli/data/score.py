@@ -31,7 +31,7 @@ DTYPES = {VALUE: "float32", ADVANTAGE: "float32", POSITIVE: "bool"}
 
 
 class Copy(Protocol):
-    """A copy of a dataset with new columns (`cli/data/copies.py`)."""
+    """A copy of a dataset with new columns (`cli/copies.py`)."""
 
     def __init__(self, catalog: "Catalog", data: str, out: Path) -> None: ...
 

@@ -1,0 +1,139 @@
+"""Cameras whose pose differs from that in the other episodes, or changes: shifted, turned or zoomed scenes.
+
+The measure is the correlation of the fine structure of two images, as they are and after the best change of pose.
+"""
+
+import numpy as np
+
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_tools.check.findings import LOOK, Finding, Findings, Place, undecided
+from understudy_tools.check.image_facts import Clip, ImageFacts
+
+ENOUGH = 6
+"""Least number of sampled episodes."""
+_MINORITY = 0.25
+_STATIC = 0.35  # correlation in most episodes, from which the camera sees a static scene
+_LOST, _BACK = 0.6, 1.3  # correlation of the moved scene in that of the others; and after the change of pose in its own
+_ZOOMS = (0.7, 0.75, 0.8, 0.85, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)
+_TURNS = (-12.0, -9.0, -6.0, -3.0, 3.0, 6.0, 9.0, 12.0)  # degrees
+_LEAST_SHIFT = 0.035  # share of the image: a humanoid sways by less
+_FAR = 4  # largest shift is the size divided by this
+_BOX = 12  # pixels of the means that are taken off
+
+
+def check_camera_poses(catalog: Catalog, facts: ImageFacts) -> Findings:
+    """Yield findings about cameras with another pose, or one that changes."""
+    for camera, clips in facts.clips.items():
+        place = Place(camera=camera)
+        if len(clips) < ENOUGH:
+            yield undecided("images.moved", ENOUGH, "sampled episodes", len(clips), place)
+            continue
+        images = np.stack([fine(clip.gray) for clip in clips])
+        starts = [(image[0], image[2]) for image in images]
+        yield from _moved(catalog, camera, clips, starts, "the scene moves between the first and the last image")
+        usual = np.median(np.median(images, axis=1), axis=0)
+        pairs = [(usual, np.median(image, axis=0)) for image in images]
+        yield from _moved(catalog, camera, clips, pairs, "the scene differs from that of the other episodes")
+
+
+def _moved(
+    catalog: Catalog, camera: str, clips: list[Clip], pairs: list[tuple[np.ndarray, np.ndarray]], words: str
+) -> Findings:
+    alike = np.array([correlation(*pair) for pair in pairs])
+    usual = float(np.quantile(alike, _MINORITY))
+    if usual < _STATIC:
+        count = int((alike >= _STATIC).sum())
+        needs = int(np.ceil((1 - _MINORITY) * len(clips)))
+        yield undecided("images.moved", needs, "episodes of a static scene", count, Place(camera=camera))
+        return
+    odd: list[tuple[int, str]] = []
+    for number in np.flatnonzero(alike < _LOST * usual).tolist():
+        after, pose = best_pose(*pairs[number])
+        if pose and after > max(_BACK * alike[number], alike[number] + 0.15, 0.5 * usual):
+            odd.append((number, pose))
+    if odd and len(odd) <= max(1, _MINORITY * len(clips)):
+        message = f"{words}: by {odd[0][1]}"
+        place = Place.from_rows(catalog, [clips[number].row for number, _ in odd], camera=camera)
+        yield Finding("images.moved", "warning", message, place, float(alike[odd[0][0]]), usual, LOOK)
+
+
+def fine(images: np.ndarray) -> np.ndarray:
+    """Take off the mean around each pixel of images (n, H, W), and limit the rest: objects do not count more."""
+    rest = images - _box(_box(images, 1), 2)
+    scale = rest.std(axis=(1, 2), keepdims=True) + 1e-6
+    return np.asarray(np.clip(rest / scale, -2, 2))
+
+
+def _box(images: np.ndarray, axis: int) -> np.ndarray:
+    pad = [(0, 0)] * 3
+    pad[axis] = (_BOX + 1, _BOX)
+    total = np.pad(images, pad, mode="edge").cumsum(axis=axis, dtype=np.float64)
+    size = images.shape[axis]
+    after, before = (np.take(total, np.arange(size) + shift, axis=axis) for shift in (2 * _BOX + 1, 0))
+    return np.asarray((after - before) / (2 * _BOX + 1))
+
+
+def correlation(first: np.ndarray, second: np.ndarray) -> float:
+    """Correlation of two images; 0 where one is plain."""
+    a, b = first - first.mean(), second - second.mean()
+    scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / scale if scale > 0 else 0.0
+
+
+def best_pose(image: np.ndarray, target: np.ndarray) -> tuple[float, str]:
+    """Change the pose of image `one` (H, W) so that it equals `two`.
+
+    Returns:
+        The correlation then, and the change in words, "" where none is better than the smallest.
+    """
+    best, words = 0.0, ""
+    for zoom, turn in [*((zoom, 0.0) for zoom in _ZOOMS), *((1.0, turn) for turn in _TURNS)]:
+        changed, valid = _warp(image, zoom, turn)
+        down, right = _shift(changed, target)
+        area = _overlap(valid, down, right)
+        if area.mean() < 0.3:
+            continue
+        alike = correlation(np.roll(changed, (down, right), (0, 1))[area], target[area])
+        if alike > best:
+            parts = [f"{100 * abs(zoom - 1):.0f} % {'larger' if zoom > 1 else 'smaller'}"] * (zoom != 1)
+            parts += [f"{abs(turn):.0f} degrees"] * (turn != 0)
+            if max(abs(down) / image.shape[0], abs(right) / image.shape[1]) >= _LEAST_SHIFT:
+                parts.append(f"{100 * down / image.shape[0]:.0f} % down and {100 * right / image.shape[1]:.0f} % right")
+            best, words = alike, ", ".join(parts)
+    return best, words
+
+
+def _warp(image: np.ndarray, zoom: float, turn: float) -> tuple[np.ndarray, np.ndarray]:
+    """Enlarge an image about its center and turn it, and say which pixels it fills: nearest neighbors."""
+    height, width = image.shape
+    y, x = np.mgrid[0:height, 0:width].astype(np.float64)
+    y, x = (y - (height - 1) / 2) / zoom, (x - (width - 1) / 2) / zoom
+    angle = np.radians(turn)
+    rows = np.rint(np.cos(angle) * y + np.sin(angle) * x + (height - 1) / 2).astype(int)
+    columns = np.rint(np.cos(angle) * x - np.sin(angle) * y + (width - 1) / 2).astype(int)
+    valid = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    return np.where(valid, image[np.clip(rows, 0, height - 1), np.clip(columns, 0, width - 1)], 0.0), valid
+
+
+def _shift(image: np.ndarray, target: np.ndarray) -> tuple[int, int]:
+    """Rows and columns by which `one` must be moved to resemble `two`, by the peak of their cross-correlation."""
+    product = np.fft.rfft2(target) * np.conj(np.fft.rfft2(image))
+    table = np.fft.irfft2(product, image.shape)
+    far = [size // _FAR for size in image.shape]
+    for axis, size in enumerate(image.shape):
+        away = np.minimum(np.arange(size), size - np.arange(size)) > far[axis]
+        table[(away, slice(None)) if axis == 0 else (slice(None), away)] = -np.inf
+    peak = np.unravel_index(int(table.argmax()), table.shape)
+    down, right = (int(offset) - size * (int(offset) > size // 2) for offset, size in zip(peak, image.shape))
+    return down, right
+
+
+def _overlap(valid: np.ndarray, down: int, right: int) -> np.ndarray:
+    """Pixels that an image fills after it was moved, bool (H, W)."""
+    area = np.roll(valid, (down, right), (0, 1))
+    height, width = area.shape
+    area[: max(down, 0)] = False
+    area[height + min(down, 0) :] = False
+    area[:, : max(right, 0)] = False
+    area[:, width + min(right, 0) :] = False
+    return area

@@ -1,0 +1,48 @@
+"""`understudy import SOURCE [SOURCE ...] OUT`: bags, HDF5 and Zarr files as a LeRobot dataset."""
+
+import json
+import sys
+from dataclasses import replace
+
+from understudy_base.plural import plural
+from understudy_base.progress import Progress
+from understudy_tools.imports.recording import RecordingError
+from understudy_tools.imports.settings import ImportConfig, ImportMapping, read_mapping
+
+
+def import_(config: ImportConfig) -> None:
+    """Write the dataset and print a summary, or print a mapping."""
+    from understudy_tools.imports.sources import default_mapping, open_sources, propose
+    from understudy_tools.imports.write import import_recordings
+
+    mapping = read_mapping(config.mapping) if config.mapping else ImportMapping()
+    skipped: list[RecordingError] = []
+    sources = config.paths if config.propose else config.paths[:-1]
+    recordings, layout = open_sources(sources, mapping, skipped if config.skip_bad else None)
+    if config.propose:
+        print(propose(recordings[0], layout))
+        return
+    mapping = mapping if config.mapping else default_mapping(recordings, layout)
+    if config.task:
+        mapping = replace(mapping, task=config.task, task_from=None)
+    with Progress(sum(recording.size for recording in recordings), "import", "byte") as bar:
+        command = ["understudy", *sys.argv[1:]]
+        imported = import_recordings(recordings, mapping, config, command, skipped, bar.update)
+    if config.json:
+        print(json.dumps(imported, ensure_ascii=False, default=str))
+        return
+    counts = ", ".join(plural(number, unit[:-1]) for unit, number in imported["counts"].items())
+    print(f"{config.paths[-1]}: {counts}")
+    clocks = [clock for of in imported["recordings"] for clock in of.get("streams", {}).items() if "offset" in clock[1]]
+    for stream in dict.fromkeys(stream for stream, _ in clocks):
+        offsets = [clock["offset"] for name, clock in clocks if name == stream]
+        least, largest = min(offset[0] for offset in offsets), max(offset[2] for offset in offsets)
+        print(f"  {stream}: recorded {least:.3f} to {largest:.3f} s after its stamp")
+    for fault in (fault for of in imported["recordings"] for fault in of.get("findings", ())):
+        print(f"  {fault['kind']}: {fault['message']}")
+    for fault in imported["skipped"]:
+        episodes = fault["episodes_kept"]
+        after = f" after {plural(episodes, 'episode')}" if episodes else ""
+        print(f"  left out{after}, {fault['kind']}: {fault['message']}")
+    if unused := imported["unused_streams"]:
+        print(f"  streams that no feature uses: {', '.join(unused)}")

@@ -1,0 +1,275 @@
+"""The page of `understudy check`: findings, contents, and episodes with their images and curves."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import DatasetError
+from understudy_base.plural import plural
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.episode_table import spread_evenly
+from understudy_data.datasets.selection.motion import IDLE, numeric_keys
+from understudy_kit.report.curves import bucketed_line, chart, histogram
+from understudy_kit.report.page import (
+    Block,
+    Blocks,
+    as_rgb,
+    card,
+    film,
+    grid,
+    listing,
+    render_page,
+    section,
+    table,
+    table_card,
+    text,
+    tiles,
+)
+from understudy_tools.check.contents import UNUSUAL, format_duration, format_encoding, format_metadata
+from understudy_tools.check.effects import effect_of, view_command
+from understudy_tools.check.findings import RULES, SEVERITIES, Finding, Report
+from understudy_tools.check.rules.episodes import MEASURES
+
+WORST = 6
+"""Most episodes with findings, or unusual ones, that are shown."""
+IMAGES = 8
+"""Images per episode."""
+HEIGHT = 160
+"""Pixels of their height."""
+WALL = 12
+"""Most episodes with their first and last image."""
+SAMPLED = 64
+"""Most episodes in the distributions of actions."""
+DIMENSIONS = 64
+"""Most dimensions of a column to draw."""
+
+
+def check_page(report: Report, shown: int) -> str:
+    """Render a report as one HTML page.
+
+    Args:
+        report: Result of `check_dataset`.
+        shown: Episodes to show; 0 leaves out all images.
+    """
+    counts, catalog, contents = report.counts, report.catalog, report.contents
+    name = report.root.rstrip("/").rpartition("/")[2]
+    faults = ", ".join(plural(counts[severity], severity) for severity in ("error", "warning") if counts[severity])
+    read = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in report.read.items())
+    about = f"LeRobot {report.version} · {contents.get('robot') or 'robot not named'} · {report.root} · read "
+    figures = [(f"{counts[severity]:,}", f"{severity}s") for severity in SEVERITIES]
+    figures += [(f"{report.episodes:,}", "episodes"), (f"{report.frames:,}", "frames"), *_figures(report)]
+    findings = {
+        f"{severity.title()}s": [finding for finding in report.findings if finding.severity == severity]
+        for severity in SEVERITIES
+    }
+    note = "Those that stop a training first, then those that make it learn something wrong."
+    sections = [
+        section(title, *_findings(group, report.root), note=note if len(group) > 1 else "")
+        for title, group in findings.items()
+    ]
+    sections += _contents(report, catalog, shown) if catalog is not None else ()
+    sections.append(section("Too little data", _too_little(report.undecided)))
+    top = [text(about + (read or "metadata")), tiles(figures)]
+    return render_page(f"{name} · understudy check", f"{name}: {faults or 'sound'}", sections, top=top)
+
+
+def _figures(report: Report) -> Iterator[tuple[str, str]]:
+    if contents := report.contents:
+        lengths = contents["lengths"]
+        yield format_duration(contents["duration"]), "recorded, h:mm:ss"
+        yield f"{contents['fps']:g}", "frames per second"
+        yield f"{lengths['min']}–{lengths['max']}", f"frames per episode, median {lengths['median']:g}"
+    if report.idle_share is not None:
+        yield f"{100 * report.idle_share:.1f} %", "idle frames"
+
+
+def _findings(findings: list[Finding], root: str) -> Iterator[Block]:
+    """Render each finding as a card of paragraphs, which no screen cuts off."""
+    for finding in findings:
+        place = str(finding.place)
+        blocks = [
+            text(finding.message, ""),
+            text(f"A sound dataset: {RULES[finding.rule]}."),
+            text(f"Effect: {effect_of(finding)}."),
+        ]
+        blocks += [text(f"Fix: {finding.fix}", "")] if finding.fix else []
+        command = view_command(root, finding)
+        blocks += [text(command, "code")] if command and command not in finding.fix else []
+        style = "bad" if finding.severity == "error" else ""
+        yield card(f"{finding.rule}: {place}" if place else finding.rule, *blocks, style=style)
+
+
+def _too_little(undecided: tuple[Finding, ...]) -> Block | None:
+    """Render the rules that the dataset has too little data for."""
+    lines = [f"{': '.join(filter(None, (rule.rule, str(rule.place))))}: {rule.message}" for rule in undecided]
+    block = listing(lines)
+    return card("", block, note="These rules found nothing and passed nothing: they need more.") if block else None
+
+
+def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
+    """Render the sections about a dataset whose metadata can be read."""
+    contents = report.contents
+    worst = _worst(report) if shown else {}
+    rows = {int(episode): row for row, episode in enumerate(catalog.episodes.ids)}
+    yield section("Episodes of findings", *(_episode(catalog, rows[episode], why) for episode, why in worst.items()))
+    unusual = [entry for entry in report.ranking if entry["score"] >= UNUSUAL]
+    ranking = [[entry["episode"], entry["score"], entry["why"]] for entry in unusual]
+    terms = listing([f"{name}: {meaning}" for name, meaning in MEASURES.items()])
+    note = (
+        "Robust z is the distance from the median in standard deviations, as the median distance gives them: from 5 on "
+    )
+    note += "it is a note, from 8 on a warning."
+    block = card("", table(["episode", "robust z", "because"], ranking), terms, note=note) if ranking else None
+    yield section("Most unusual episodes", block)
+    lines = listing(contents.get("keep_ranges", {}).get("lines", ()))
+    yield section("Keep-ranges", card("", lines) if lines else None)
+    videos = contents["videos"].items()
+    yield section("Encoding", *(card(key, text(format_encoding(entry), "")) for key, entry in videos))
+    note = "" if report.idle_share is None else f"Idle frames: {IDLE}."
+    yield section("Episodes", *(_episode(catalog, row) for row in _spread(catalog, shown)), note=note)
+    yield section("First and last frames", *(_walls(catalog) if shown else ()))
+    yield _actions(catalog)
+    tasks = [[task["task"], task["episodes"]] for task in contents["tasks"][:50]]
+    yield section("Tasks", table_card("", ["task", "episodes"], tasks))
+    metadata = [[key, format_metadata(entry)] for key, entry in contents["metadata"].items()]
+    yield section("Metadata of episodes", table_card("", ["name", "values"], metadata))
+    features = [
+        [key, entry["dtype"] + (", a camera" if entry["camera"] else ""), " × ".join(map(str, entry["shape"]))]
+        for key, entry in contents["features"].items()
+    ]
+    features += [[key, kind, "not declared"] for key, kind in contents["undeclared"].items()]
+    yield section(
+        "Features", card("", table(["key", "dtype", "shape"], features), *_dimensions(catalog)) if features else None
+    )
+    lengths = catalog.episodes.lengths
+    bars = histogram("episode lengths", lengths, "frames", "episodes", min(60, max(10, len(lengths) // 5)), 180)
+    yield section("Episode lengths", card("", bars))
+
+
+def _worst(report: Report) -> dict[int, str]:
+    """Episodes to show with a reason: of errors and warnings, then of notes, then the unusual ones."""
+    reasons: dict[int, str] = {}
+    for finding in report.findings:
+        for episode in finding.place.episodes[:2]:
+            reasons.setdefault(episode, f"{finding.rule}: {finding.message}")
+    for entry in report.ranking:
+        if entry["score"] >= UNUSUAL:
+            reasons.setdefault(entry["episode"], entry["why"])
+    return dict(list(reasons.items())[:WORST])
+
+
+@contextmanager
+def _collect(lines: list[str]) -> Iterator[None]:
+    """Append errors and warnings of the block to `lines`."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        except (DatasetError, OSError, ValueError, MemoryError) as error:
+            lines.append(" ".join(str(error).split()) or type(error).__name__)
+    lines += [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
+
+
+def _spread(catalog: Catalog, count: int) -> list[int]:
+    """Table rows of `count` episodes with frames, spread over the dataset."""
+    rows = np.flatnonzero(catalog.episodes.lengths > 0)
+    return [int(rows[place]) for place in spread_evenly(len(rows), count)] if count else []
+
+
+def _read(catalog: Catalog, row: int, keys: list[str], frames: np.ndarray) -> dict[str, Any]:
+    episode = int(catalog.episodes.ids[row])
+    data = EpisodeDataset(catalog, episodes=[episode], keys=keys)
+    return data.batch(np.full(len(frames), episode), frames)
+
+
+def _episode(catalog: Catalog, row: int, why: str = "") -> Block:
+    """Render an episode: images from first to last and curves of its rows, or the errors in their place."""
+    episode, length = int(catalog.episodes.ids[row]), int(catalog.episodes.lengths[row])
+    errors: list[str] = []
+    blocks = Blocks()
+    task = ""
+    frames = np.unique(np.linspace(0, length - 1, min(IMAGES, length)).round().astype(int))
+    for camera in catalog.camera_keys:
+        with _collect(errors):
+            batch = _read(catalog, row, [camera], frames)
+            task = batch["task"][0]
+            captions = [f"{frame / catalog.fps:.1f} s" for frame in frames]
+            images = list(_small(batch[camera].numpy()))
+            blocks += [text(camera), film(images, captions, f"{camera}, episode {episode}")]
+    with _collect(errors):
+        keys = [key for key in numeric_keys(catalog) if key.startswith(("action", "observation."))]
+        batch = _read(catalog, row, keys, np.arange(length))
+        task = task or batch["task"][0]
+        blocks += _curves(catalog, {key: batch[key].double().numpy().reshape(length, -1) for key in keys})
+    title = f"episode {episode} · {plural(length, 'frame')} · {task}"
+    return card(title, *(text(line, "bad") for line in errors), *blocks, note=why)
+
+
+def _walls(catalog: Catalog) -> Iterator[Block]:
+    """Render the first and last images of some episodes, a card per camera."""
+    for camera in catalog.camera_keys:
+        errors: list[str] = []
+        images, captions = [], []
+        for row in _spread(catalog, WALL):
+            with _collect(errors):
+                ends = np.array([0, catalog.episodes.lengths[row] - 1])
+                images += list(_small(_read(catalog, row, [camera], ends)[camera].numpy()))
+                captions += [f"episode {int(catalog.episodes.ids[row])}, {end}" for end in ("first", "last")]
+        yield card(camera, *(text(line, "bad") for line in errors), film(images, captions, camera))
+
+
+def _small(images: np.ndarray) -> np.ndarray:
+    """Convert images [n, C, H, W] to RGB uint8 [n, h, w, 3], thinned to about `HEIGHT`."""
+    step = max(1, images.shape[2] // HEIGHT)
+    return as_rgb(images[:, :, ::step, ::step])
+
+
+def _curves(catalog: Catalog, columns: dict[str, np.ndarray]) -> Iterator[Block | None]:
+    """Draw each dimension, with action and state of a joint on one scale if they have equal widths."""
+    together = ACTION in columns and STATE in columns and columns[ACTION].shape == columns[STATE].shape
+    groups = [[ACTION, STATE]] if together else []
+    groups += [[key] for key in columns if not (together and key in (ACTION, STATE))]
+    for keys in groups:
+        names, width = catalog.features[keys[0]].dimension_names, columns[keys[0]].shape[1]
+        charts = []
+        for dimension in range(min(DIMENSIONS, width)):
+            lines = [
+                bucketed_line(key, columns[key][:, dimension], catalog.fps, color) for color, key in enumerate(keys)
+            ]
+            charts.append(chart(names[dimension], "time, s", names[dimension], lines, zero=False, height=140))
+        yield text(f"{' and '.join(keys)} · {plural(width, 'dimension')}, each on its own scale")
+        yield grid(charts, "small")
+        yield _left_out(width)
+
+
+def _left_out(width: int) -> Block | None:
+    return text(f"and {width - DIMENSIONS} more dimensions") if width > DIMENSIONS else None
+
+
+def _actions(catalog: Catalog) -> Block:
+    """Render the distribution of actions in some episodes, spread over the dataset."""
+    parts: list[np.ndarray] = []
+    for row in _spread(catalog, SAMPLED if ACTION in numeric_keys(catalog) else 0):
+        with _collect([]):  # findings name unreadable columns
+            length = int(catalog.episodes.lengths[row])
+            parts.append(_read(catalog, row, [ACTION], np.arange(length))[ACTION].double().numpy().reshape(length, -1))
+    if not parts:
+        return section("Actions")
+    names, values = catalog.features[ACTION].dimension_names, np.concatenate(parts)
+    width = values.shape[1]
+    charts = [histogram(names[d], values[:, d], names[d], "frames") for d in range(min(DIMENSIONS, width))]
+    note = f"Histograms over {len(parts)} of {plural(len(catalog.episodes), 'episode')}."
+    return section("Actions", card("", grid(charts, "small"), _left_out(width)), note=note)
+
+
+def _dimensions(catalog: Catalog) -> Iterator[Block]:
+    """Render the names of the dimensions of each column of several numbers."""
+    for key in numeric_keys(catalog):
+        names = catalog.features[key].dimension_names
+        if len(names) > 1:
+            yield text(f"{key}: {', '.join(names[:DIMENSIONS])}{', …' if len(names) > DIMENSIONS else ''}")
