@@ -52,8 +52,6 @@ import order_baselines
 from common import CACHE, Results, make_parser, say
 from order_audit import as_read
 from understudy.config.train import ScheduleConfig
-from understudy.envs.env import layout_seed
-from understudy.envs.tabletop import FPS, NOISE
 from understudy.optim.lr_schedule import lr_factor
 from understudy.policies.draws import generate_draws
 from understudy.policies.flow.config import FlowPolicyConfig
@@ -62,6 +60,8 @@ from understudy_base.batch_keys import ACTION, STATE, TASK
 from understudy_base.records import Batch
 from understudy_data.order import Order, sample_normal
 from understudy_data.order.design_effect import Correlation, design_effect
+from understudy_robot.envs.env import layout_seed
+from understudy_robot.envs.tabletop import FPS, NOISE
 from understudy_tools.cli.order import Table, droid_like
 from values import StateTable
 

@@ -42,15 +42,15 @@ import understudy as us
 from common import make_parser
 from understudy.cli.data.score import ScoreConfig, score
 from understudy.config.train import TrainConfig
-from understudy.envs.env import Outcome, layout_seed, vector_feature
-from understudy.envs.tabletop import COLORS, FPS, MAX_STEPS, NOISE, TASKS, TabletopEnv
 from understudy.policies.policy import load
 from understudy.report.intervals import loss_interval
-from understudy.rollout.adapter import EnvAdapter
-from understudy.rollout.play import rollout
 from understudy.train import run
 from understudy_data.order import sample_normal
 from understudy_kit.config.schema import validate_new
+from understudy_robot.envs.env import Outcome, layout_seed, vector_feature
+from understudy_robot.envs.tabletop import COLORS, FPS, MAX_STEPS, NOISE, TASKS, TabletopEnv
+from understudy_robot.rollout.adapter import EnvAdapter
+from understudy_robot.rollout.play import rollout
 
 KINDS = ("good", "slow", "failing", "corrected")
 WAYS = ("plain", "filtered", "positive", "weighted", "conditioned")

@@ -21,13 +21,13 @@ from lerobot.transport import services_pb2_grpc
 
 import understudy as us
 from shared import explain
-from understudy.config.serve import ServeConfig
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
-from understudy.serve.server import running_server
 from understudy_lerobot_service import service
 from understudy_lerobot_service.messages import MODULES, Instructions, read_observation, write_actions
 from understudy_lerobot_service.robots import SIMILAR, Robot, read_inputs
+from understudy_robot.serve.config import ServeConfig
+from understudy_robot.serve.server import running_server
 
 JOINTS = [f"motor_{number}.pos" for number in (1, 2, 3)]
 """Joints of LeRobot's mock robot."""

@@ -19,17 +19,12 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 WHEELS = {
     "understudy": """
+        envs.__init__
         report.__init__
         config.__init__
         cli.__init__
         __init__ __main__ devices optim policies config distributed train report cli
         envs.gymnasium_options
-    """,
-    "robot": """
-        serve.__init__
-        serve rollout envs config.serve policies.contracts policies.folder_contract report.why
-        report.failures report.run.rollouts train.background_rollouts cli.contract cli.demo
-        cli.replay cli.rollout cli.serve cli.why cli.data.record
     """,
     "zoo": """
         policies.lerobot policies.world_action policies.value policies.graph policies.flow.graph

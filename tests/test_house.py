@@ -27,11 +27,9 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "config": {"policies", "envs"},
         "optim": {"config"},
         "distributed": {"config"},
-        "rollout": {"policies", "envs", "config"},
-        "serve": {"policies", "config"},
-        "train": {"policies", "envs", "config", "optim", "distributed", "rollout"},
-        "report": {"policies", "envs", "config", "rollout", "train"},
-        "cli": {"policies", "envs", "config", "optim", "distributed", "rollout", "serve", "train", "report"},
+        "train": {"policies", "envs", "config", "optim", "distributed"},
+        "report": {"policies", "envs", "config", "train"},
+        "cli": {"policies", "envs", "config", "optim", "distributed", "train", "report"},
     },
     "understudy_data": {
         "hub": set(),
@@ -59,6 +57,14 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "check": {"storage"},
         "report": {"check"},
         "cli": {"hub", "storage", "edit", "imports", "check", "report"},
+    },
+    "understudy_robot": {
+        "contracts": set(),
+        "envs": set(),
+        "serve": {"contracts", "envs"},
+        "rollout": {"contracts", "envs", "serve"},
+        "report": {"contracts", "envs", "serve", "rollout"},
+        "cli": {"contracts", "envs", "serve", "rollout", "report"},
     },
 }
 NEVER = {

@@ -19,7 +19,6 @@ from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
 from understudy.config.train import TrainConfig
 from understudy.policies.batch import prompts_of
-from understudy.rollout.adapter import make_adapter
 from understudy.train import run
 from understudy.train.augment_batch import drop_metadata
 from understudy.train.data.run_data import longest_prompts, open_data
@@ -30,6 +29,7 @@ from understudy_data.prompt_metadata import FORMAT, add_metadata, metadata_lines
 from understudy_data.testing.datasets import Spec, rate_episodes, write_dataset
 from understudy_data.testing.outcomes import write_outcomes
 from understudy_kit.config.dataset import SourceConfig
+from understudy_robot.rollout.adapter import make_adapter
 
 QUALITY, LENGTHS = [4, 5, None, 3, 1, 2], (5, 6, 4, 5, 6, 5)
 

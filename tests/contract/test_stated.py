@@ -8,12 +8,12 @@ import pytest
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
-from understudy.cli.data.record import RecordConfig, record
-from understudy.envs.registry import open_env
-from understudy.rollout.env_contract import env_contract
 from understudy.train.data.input_contract import dataset_contract
 from understudy_base.testing.refusals import refused
 from understudy_client.contract.facts import Contract, RobotFacts, read_contract, write_contract
+from understudy_robot.cli.record import RecordConfig, record
+from understudy_robot.envs.registry import open_env
+from understudy_robot.rollout.env_contract import env_contract
 from understudy_tools.cli.edit import EditConfig, edit
 
 FRONT, STATE, ACTION = "observation.images.front", "observation.state", "action"

@@ -1,6 +1,7 @@
 """recipes/libero/README.md, word for word: its commands run in sequence on a small dataset with LIBERO's schema.
 
-The rollouts play an environment with LIBERO's keys; `tests/envs/test_libero.py` tests the simulator.
+The rollouts play an environment with LIBERO's keys; `packages/understudy-robot/tests/envs/test_libero.py` tests the
+simulator.
 """
 
 import json
@@ -14,9 +15,9 @@ import pytest
 from support.docs import ROOT, code, expand, settings_of
 from understudy import EpisodeWriter
 from understudy.config.rollout import RolloutConfig
-from understudy.envs import registry
-from understudy.envs.env import Outcome, image_feature, vector_feature
 from understudy_kit.cli import main
+from understudy_robot.envs import registry
+from understudy_robot.envs.env import Outcome, image_feature, vector_feature
 
 PAGE = (ROOT / "recipes/libero/README.md").read_text()
 FEATURES = {

@@ -12,12 +12,12 @@ import pytest
 
 from support.runs import tiny_dataset, trained_run
 from understudy.report.run.page import read_run, write_report
-from understudy.rollout.files import write_result
-from understudy.rollout.result import Episode, RolloutResult
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_kit.report.page import card, fold, render_page, section, table, text
 from understudy_kit.testing import browser
+from understudy_robot.rollout.files import write_result
+from understudy_robot.rollout.result import Episode, RolloutResult
 from understudy_tools.check.examine import check_dataset
 from understudy_tools.check.findings import Finding
 from understudy_tools.report.check_page import check_page

@@ -11,7 +11,7 @@ from support.arm import Observation, arm_observations, write_arm_policy
 
 if TYPE_CHECKING:
     from understudy.policies.inference import RobotPolicy
-    from understudy.serve.server import PolicyServer
+    from understudy_robot.serve.server import PolicyServer
 
 
 @pytest.fixture(scope="package")
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> "Iterator[PolicyServer]":
-    from support.serving import served
+    from understudy_robot.testing.serving import served
 
     with served(folder) as running:
         yield running

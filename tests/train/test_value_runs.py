@@ -13,7 +13,6 @@ from understudy.config.rollout import Play
 from understudy.config.train import TrainConfig
 from understudy.policies.inference import load_policy
 from understudy.policies.value.config import ValueSettings
-from understudy.rollout.play import rollout_saved_policy
 from understudy.train import run
 from understudy.train.audit import audit_run
 from understudy.train.checkpoint.run_dir import RunDir
@@ -23,6 +22,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.outcomes import write_outcomes
 from understudy_kit.config.schema import override
+from understudy_robot.rollout.play import rollout_saved_policy
 
 EPISODES = 40
 SUCCESS = [bool(won) for won in np.random.default_rng(3).permutation(EPISODES) % 2]

@@ -27,7 +27,7 @@ pytest.importorskip("google.protobuf", reason="needs lerobot[async]")
 import understudy as us
 from support.arm import CAMERAS, HEIGHT, NAMES, WIDTH, Observation
 from support.lerobot_client import standard
-from support.serving import outcomes, served
+from understudy_robot.testing.serving import outcomes, served
 
 PLUGIN = """
 import json, os

@@ -31,9 +31,6 @@ import grpc
 import understudy as us
 from support.arm import NAMES, Observation
 from support.lerobot_client import FEATURES, MODULE, Client, TimedAction, TimedObservation, pickled, raw, standard
-from support.serving import outcomes, served
-from understudy.config.serve import ServeConfig
-from understudy.serve.server import PolicyServer
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client.client import RemotePolicy
@@ -41,6 +38,9 @@ from understudy_client.protocol import MessageError
 from understudy_lerobot_service import messages, service
 from understudy_lerobot_service.messages import Instructions
 from understudy_lerobot_service.robots import compare_policy
+from understudy_robot.serve.config import ServeConfig
+from understudy_robot.serve.server import PolicyServer
+from understudy_robot.testing.serving import outcomes, served
 
 
 @pytest.fixture(autouse=True)

@@ -6,5 +6,4 @@ train         settings of a training run
 data          settings of its data
 lora          settings of low-rank adapters
 rollout       settings of rollouts
-serve         settings of the policy server
 """

@@ -15,8 +15,6 @@ pi05                 pi0.5 and pi0
 lerobot              policies of LeRobot, where it is installed
 value                a value function: distribution of returns, for advantages of frames
 world_action         the world-action model: actions, and the states and images that follow
-contracts            contracts of policy folders of other tools
-folder_contract      the contract of a policy folder of any tool
 graph                policies as graphs of tensors: torch.export, ONNX
 inference            `load_policy`: a saved policy that acts on observations
 acting               its parts: passes for several robots, bounds, reactions to other inputs than those of training

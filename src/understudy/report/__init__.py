@@ -3,7 +3,5 @@
 run             the report of a run
 intervals       intervals of losses, of paired differences and of success
 audit_page      the account of `audit`, as a page and as text
-why             the page of `why`: why a policy does not grasp
-failures        failed episodes of a rollout next to the successful ones, and the losses of their run
 step_profile    the page of `profile`, and its part of a report
 """

@@ -22,7 +22,6 @@ audit                   how often each frame was trained on
 resume_check            changes on resume, and their consequences
 startup_summary         summary of the data and of the trained parameters before the first step
 run_hooks               work beside the training, by entry points
-background_rollouts     rollouts during training, in another process
 """
 
 import sys

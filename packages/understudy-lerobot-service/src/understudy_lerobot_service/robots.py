@@ -15,12 +15,12 @@ from typing import Any, Literal
 import numpy as np
 
 from understudy.policies.inference import RobotPolicy
-from understudy.serve.session import Session
 from understudy_base.batch_keys import STATE, TASK
 from understudy_client.contract.declared import declare
 from understudy_client.contract.facts import RobotFacts
 from understudy_client.protocol import MessageError
 from understudy_lerobot_service.messages import Instructions, Observation
+from understudy_robot.serve.session import Session
 
 _PREFIX, _IMAGES = "observation.", "observation.images."
 

@@ -16,8 +16,6 @@ import grpc
 import grpc.aio
 
 from understudy.policies.observation_history import seen_times
-from understudy.serve.engine import GRACE_S, Engine
-from understudy.serve.requests import Request
 from understudy_base.errors import ConfigError
 from understudy_base.lru import LRUCache
 from understudy_client.access import is_authorized
@@ -33,6 +31,8 @@ from understudy_lerobot_service.messages import (
     write_bytes,
 )
 from understudy_lerobot_service.robots import Robot, compare_policy, inputs_of_training, read_inputs
+from understudy_robot.serve.engine import GRACE_S, Engine
+from understudy_robot.serve.requests import Request
 
 LOG = logging.getLogger("understudy.serve")
 WAIT_S = 2.0

@@ -6,6 +6,5 @@ tables          a validation as text
 overlay         further runs on it: curves over its own, a sentence, a table of groups
 results         results of `understudy rollout` of the run
 parts           sections of other packages, by entry points
-rollouts        the section on rollouts
 worst_episodes  its section on the validation episodes with the largest losses
 """

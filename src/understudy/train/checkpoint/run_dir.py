@@ -8,7 +8,7 @@ metrics.jsonl   figures of the run, one JSON object a line (`train/track/metrics
 substitutions-0.jsonl  samples that rank 0 replaced because they could not be read, if any
 checkpoints/    step-00001000/ … and best-00000500/, the weights of the best validation (`checkpoint.py`)
 policy/         the exported policy, for a robot
-rollouts/       results of rollouts (`train/background_rollouts.py`)
+rollouts/       results of rollouts (`background_rollouts.py`)
 validation/     loss sums of each episode, step-00001000.npz … (`train/validation/episode_sums.py`)
 imagined.png    imagined futures of the latest validation (`train/validation/imagined.py`)
 report.html     the report

@@ -1,0 +1,188 @@
+"""The diagnosis of a trace names planted reasons of a failed grasp, and nothing of a sound one."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wiring
+from support.arm import NAMES, arm_contract, arm_observations
+from understudy_base.errors import ConfigError
+from understudy_base.testing.refusals import refused
+from understudy_client.contract.facts import Contract, VectorFacts
+from understudy_client.contract.mismatch import Mismatch
+from understudy_client.contract.trace import Diagnosis, TraceWriter, Transitions, diagnose
+from understudy_robot.cli.why import WhyConfig, why
+from understudy_robot.report.why import findings, why_page
+from understudy_robot.testing.hostile import damaged, refusal, samples
+
+STEPS, CHUNK, CLOSES, OPENS = 128, 8, 40, 100
+
+
+def graspable() -> Contract:
+    """The arm, whose gripper closes at 0.8."""
+    contract = arm_contract()
+    arm = contract.robots["arm"]
+    return replace(contract, robots={"arm": replace(arm, action=replace(arm.action, gripper={"gripper": (0.8, 0.0)}))})
+
+
+def recorded() -> np.ndarray:
+    actions = np.tile(np.linspace(0, 1, STEPS)[:, None], (1, 7))
+    actions[:, 6] = 0.8 * ((np.arange(STEPS) >= CLOSES) & (np.arange(STEPS) < OPENS))
+    return actions
+
+
+def traced(path: Path, predicted: np.ndarray, with_recording: bool = True, **changes: Any) -> Diagnosis:
+    """Write the trace of two episodes of one robot, and diagnose it."""
+    writer, truth = TraceWriter(path, graspable(), "arm"), recorded()
+    for episode in range(2):
+        seen = arm_observations(STEPS // CHUNK, episode)
+        for number, step in enumerate(range(0, STEPS, CHUNK)):
+            shown = {**seen[number], **{key: change(seen[number][key]) for key, change in changes.items()}}
+            rows = truth[step : step + CHUNK] if with_recording else None
+            writer.add("robot 0", step, shown, predicted[step : step + CHUNK], 0.01, rows)
+    writer.close()
+    return diagnose(path)
+
+
+def test_a_sound_trace_has_no_finding(tmp_path: Path) -> None:
+    diagnosis = traced(tmp_path / "trace.jsonl", recorded())
+    assert findings(diagnosis) == []
+    assert diagnosis.transitions == {"gripper": Transitions(4, 4, 4)}
+    assert set(diagnosis.errors) == {"approach", "closing", "closed", "opening", "after"}
+    assert all((error == 0).all() for error in diagnosis.errors.values())
+    assert abs(np.median(diagnosis.likelihood)) < 0.5
+    assert len(diagnosis.steps) == len(diagnosis.ages_s) == 2 * STEPS // CHUNK
+
+
+def test_a_gripper_that_never_closes_is_named_in_its_phases(tmp_path: Path) -> None:
+    predicted = recorded()
+    predicted[:, 6] = 0.05
+    diagnosis = traced(tmp_path / "trace.jsonl", predicted)
+    assert diagnosis.transitions == {"gripper": Transitions(0, 4, 0)}
+    worst = {phase: NAMES[int(error.argmax())] for phase, error in diagnosis.errors.items()}
+    assert worst["closed"] == "gripper"
+    assert diagnosis.errors["closed"][6] == pytest.approx(0.75)
+    assert diagnosis.errors["approach"][6] == pytest.approx(0.05)
+    assert len(findings(diagnosis)) == 2
+
+
+def test_states_images_and_age_are_named(tmp_path: Path) -> None:
+    shifted = {"joints": lambda x: x + 3 * (np.arange(7) == 1), "cam_front": lambda x: x // 4}
+    diagnosis = traced(tmp_path / "trace.jsonl", recorded(), with_recording=False, **shifted)
+    assert diagnosis.errors == {}
+    assert diagnosis.transitions == {"gripper": Transitions(4, 0, 0)}
+    page = why_page(diagnosis, "trace")
+    assert ("predicted" in page, "matched" in page) == (True, False)
+    assert {name for name, share in diagnosis.outside.items() if share > 0.5} == {NAMES[1]}
+    assert np.median(diagnosis.misfits["observation.images.front"]) > 1
+    assert np.median(diagnosis.misfits["observation.images.wrist_left"]) < 1
+    assert np.median(diagnosis.likelihood) < -0.5
+    late = replace(diagnosis, ages_s=np.full(len(diagnosis.ages_s), 0.5))
+    assert len(findings(late)) == len(findings(diagnosis)) + 1
+
+
+def test_why_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    traced(tmp_path / "trace.jsonl", np.zeros((STEPS, 7)))
+    why(WhyConfig(paths=(str(tmp_path / "trace.jsonl"),)))
+    assert str(tmp_path / "trace.html") in capsys.readouterr().out
+    page = (tmp_path / "trace.html").read_text()
+    assert page == why_page(diagnose(tmp_path / "trace.jsonl"), "trace")
+    assert [name for name in (*NAMES, "observation.images.front", "closing") if name not in page] == []
+    (tmp_path / "foreign.html").write_text("mine")
+    with refused("foreign.html", kind=ConfigError):
+        why(WhyConfig(paths=(str(tmp_path / "trace.jsonl"),), page=str(tmp_path / "foreign.html")))
+    (tmp_path / "other.jsonl").write_text(json.dumps({"robots": {}}) + "\n")
+    for name in ("other.jsonl", "absent.jsonl"):
+        with refused("trace", kind=ConfigError):
+            why(WhyConfig(paths=(str(tmp_path / name),)))
+
+
+def test_why_names_the_first_contradiction_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Faults of the files come first, then those of the observations with their step; each once."""
+    mirrored = {"cam_front": lambda x: x[:, ::-1].copy(), "joints": lambda x: np.rad2deg(x)}
+    diagnosis = traced(tmp_path / "trace.jsonl", recorded(), **mirrored)
+    found = [(place, mismatch.kind, mismatch.key) for place, mismatch in diagnosis.mismatches]
+    assert found == [("robot 0, step 32: ", "degrees", "joints"), ("robot 0, step 32: ", "orientation", "cam_front")]
+    assert ("degrees" in findings(diagnosis)[0], "orientation" in findings(diagnosis)[1]) == (True, True)
+    faulty = replace(graspable(), faults=(Mismatch("rate", "", "30", "10", "set it"),))
+    writer = TraceWriter(tmp_path / "faulty.jsonl", faulty, "arm")
+    writer.add("robot 0", 0, arm_observations(1)[0], recorded()[:CHUNK])
+    writer.close()
+    why(WhyConfig(paths=(str(tmp_path / "faulty.jsonl"),)))
+    assert "rate" in capsys.readouterr().out.splitlines()[0]
+
+
+@pytest.mark.parametrize("tool", ["lerobot", "openpi", "groot", "ours"])
+def test_a_trace_is_compared_with_a_policy_of_any_tool(
+    tool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """States in degrees, by the statistics of a policy that was trained in radians."""
+    contract = Contract({"so101": wiring.facts()}, {}, "robot")
+    radians = {name: np.deg2rad(values) for name, values in wiring.ARM.items()}
+    vector = VectorFacts(wiring.STATE, wiring.JOINTS, radians)
+    folder, trace = tmp_path / "policy", tmp_path / "trace.jsonl"
+    makers: dict[str, Callable[[], object]] = {
+        "lerobot": lambda: wiring.lerobot(folder, stats=radians),
+        "openpi": lambda: wiring.openpi(folder, stats=radians),
+        "groot": lambda: in_radians(wiring.groot(folder)),
+        "ours": lambda: wiring.ours(folder, wiring.facts(state=vector)),
+    }
+    makers[tool]()
+    writer, rng = TraceWriter(trace, contract, "so101"), np.random.default_rng(0)
+    for step in range(6):
+        state = wiring.MEAN + wiring.STD * np.clip(rng.standard_normal(6), -2, 2)
+        writer.add("robot 0", step, {wiring.STATE: state, "task": wiring.TASKS[0]}, np.zeros((1, 6)))
+    writer.close()
+    assert [mismatch.kind for _, mismatch in diagnose(trace).mismatches] == ["missing key", "missing key"]
+    why(WhyConfig(paths=(str(folder), str(trace))))
+    first, *_, page = capsys.readouterr().out.splitlines()
+    assert "step 4" in first
+    assert "degrees" in first
+    why(WhyConfig(paths=(str(trace),)))
+    assert capsys.readouterr().out.splitlines()[-1] != page  # neither page replaces the other
+    assert Path(page).is_file()
+
+
+def in_radians(folder: Path) -> Path:
+    def convert(stored: dict[str, Any]) -> None:
+        for groups in stored["new_embodiment"]["statistics"].values():
+            for figures in groups.values():
+                figures |= {name: np.deg2rad(values).tolist() for name, values in figures.items()}
+
+    return wiring.edit(folder, "experiment_cfg/metadata.json", convert)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\n", b"[]\n", b"{}\n{}\n", b"\xff\n", b"1\n2\n", b"HEAD\n", b"HEADS\nROW\n"]
+)
+def test_a_file_that_is_no_trace_is_named(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    traced(path, recorded())
+    head, row, *_ = path.read_bytes().splitlines()
+    twice = json.loads(head)
+    twice["robots"] = {**twice["robots"], "another": next(iter(twice["robots"].values()))}
+    content = content.replace(b"HEADS", json.dumps(twice).encode()).replace(b"HEAD", head).replace(b"ROW", row)
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as error:
+        why(WhyConfig(paths=(str(path),)))
+    assert str(path) in str(error.value)
+    assert "unpack" not in str(error.value)
+
+
+def test_damaged_traces_are_refused_and_never_raise_another_error(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    traced(path, recorded())
+    head, row, *_ = path.read_text().splitlines()
+    for place, hostile in samples(json.loads(row), 200):
+        path.write_text("\n".join([head, json.dumps(damaged(json.loads(row), place, hostile)), ""]))
+        refusal(lambda: why(WhyConfig(paths=(str(path),))))
+    for place, hostile in samples(json.loads(head), 30):
+        path.write_text("\n".join([json.dumps(damaged(json.loads(head), place, hostile)), row, ""]))
+        refusal(lambda: why(WhyConfig(paths=(str(path),))))
+    with refused("rollouts", kind=ConfigError):
+        why(WhyConfig(paths=(str(tmp_path),)))
