@@ -40,7 +40,6 @@ import torch
 
 import understudy as us
 from common import make_parser
-from understudy.cli.data.score import ScoreConfig, score
 from understudy.config.train import TrainConfig
 from understudy.policies.policy import load
 from understudy.report.intervals import loss_interval
@@ -51,6 +50,7 @@ from understudy_robot.envs.env import Outcome, layout_seed, vector_feature
 from understudy_robot.envs.tabletop import COLORS, FPS, MAX_STEPS, NOISE, TASKS, TabletopEnv
 from understudy_robot.rollout.adapter import EnvAdapter
 from understudy_robot.rollout.play import rollout
+from understudy_zoo.cli.score import ScoreConfig, score
 
 KINDS = ("good", "slow", "failing", "corrected")
 WAYS = ("plain", "filtered", "positive", "weighted", "conditioned")

@@ -26,11 +26,6 @@ WHEELS = {
         __init__ __main__ devices optim policies config distributed train report cli
         envs.gymnasium_options
     """,
-    "zoo": """
-        policies.lerobot policies.world_action policies.value policies.graph policies.flow.graph
-        policies.folder_formats policies.pi05.export policies.pi05.jax_tree
-        train.checkpoint.export_formats train.score cli.data.score
-    """,
 }
 """Modules and folders below `understudy` by distribution; the longest entry of a module holds."""
 LEARNING = {"base", "data", "kit", "client"}

@@ -66,6 +66,14 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "report": {"contracts", "envs", "serve", "rollout"},
         "cli": {"contracts", "envs", "serve", "rollout", "report"},
     },
+    "understudy_zoo": {
+        "lerobot": set(),
+        "pi05": {"lerobot"},
+        "value": {"lerobot", "pi05"},
+        "world_action": {"lerobot", "pi05", "value"},
+        "checkpoint": {"lerobot", "pi05", "value", "world_action"},
+        "cli": {"lerobot", "pi05", "value", "world_action", "checkpoint"},
+    },
 }
 NEVER = {
     "order": {"torch", "pyarrow", "av", "scipy"},

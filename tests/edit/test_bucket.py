@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from understudy.cli.data.score import ScoreConfig
 from understudy_base.errors import SourceError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
@@ -27,6 +26,7 @@ from understudy_tools.edit.write_set import Written, write_outputs
 from understudy_tools.testing import s3
 from understudy_tools.testing.edited import content, edit
 from understudy_tools.testing.s3 import SECRET, bucket_files, s3_bucket, uploaded
+from understudy_zoo.cli.score import ScoreConfig
 
 CAMERAS = ("observation.images.top", "observation.images.wrist")
 ENCODED: dict[str, Any] = {"codec": "libx264", "gop": 3, "cameras": CAMERAS[:1]}

@@ -36,9 +36,9 @@ def seen() -> list[Observation]:
 def remembering(tmp_path_factory: pytest.TempPathFactory) -> "RobotPolicy":
     """A small pi0.5 that sees 0.2 and 0.5 s back, and was trained for up to two given actions."""
     pytest.importorskip("sentencepiece", reason="needs the extra pi05")
-    from support.pi05_policy import policy
     from support.sentences import write_model
     from understudy.policies.inference import RobotPolicy
+    from understudy_zoo.testing.pi05_policy import policy
 
     tokenizer = write_model(tmp_path_factory.mktemp("tokenizer"))
     net = policy(tokenizer, history=(0.2, 0.5), state_history=True, max_delay=2)

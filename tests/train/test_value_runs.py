@@ -12,17 +12,17 @@ from support.runs import tiny_config
 from understudy.config.rollout import Play
 from understudy.config.train import TrainConfig
 from understudy.policies.inference import load_policy
-from understudy.policies.value.config import ValueSettings
 from understudy.train import run
 from understudy.train.audit import audit_run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import first_batch
-from understudy.train.score import n_step_advantages
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.outcomes import write_outcomes
 from understudy_kit.config.schema import override
 from understudy_robot.rollout.play import rollout_saved_policy
+from understudy_zoo.score import n_step_advantages
+from understudy_zoo.value.config import ValueSettings
 
 EPISODES = 40
 SUCCESS = [bool(won) for won in np.random.default_rng(3).permutation(EPISODES) % 2]

@@ -12,16 +12,11 @@ batch                checks of the batch, and its past frames and states
 common               layers, normalization, flow matching, encoders and towers
 flow                 the small flow-matching policy
 pi05                 pi0.5 and pi0
-lerobot              policies of LeRobot, where it is installed
-value                a value function: distribution of returns, for advantages of frames
-world_action         the world-action model: actions, and the states and images that follow
-graph                policies as graphs of tensors: torch.export, ONNX
 inference            `load_policy`: a saved policy that acts on observations
 acting               its parts: passes for several robots, bounds, reactions to other inputs than those of training
 observation_history  past observations of an episode, as training read them
 policy_folder        a policy as a folder: weights, config, normalization, and files such as a tokenizer
 model_card           README.md of that folder
-folder_formats       a policy as a folder of another tool
 weight_files         tensors in safetensors files, read row by row, and networks without memory for large tensors
 """
 

@@ -16,7 +16,6 @@ profiling               time and memory of a step
 paths                   paths of the data and of the files that settings name
 run_record              order.json: decisions that hold for the whole run
 viewed_run              the run as a source of `view`
-score                   values of all frames of a dataset by a value function
 account                 the samples of a run up to a checkpoint
 audit                   how often each frame was trained on
 resume_check            changes on resume, and their consequences

@@ -19,11 +19,8 @@ import torch
 
 import understudy as us
 from support.runs import tiny_config
-from understudy.cli.data.score import ScoreConfig, score
 from understudy.policies.policy import load
-from understudy.policies.value.config import ValueSettings
 from understudy.train import run
-from understudy.train import score as score_module
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.atomic import BeingWritten, hold_folder
 from understudy_base.errors import ConfigError, DatasetError
@@ -33,6 +30,9 @@ from understudy_data.testing.outcomes import FPS, write_outcomes
 from understudy_kit.cli import main
 from understudy_kit.config.schema import override
 from understudy_tools.cli.edit import EditConfig, edit
+from understudy_zoo import score as score_module
+from understudy_zoo.cli.score import ScoreConfig, score
+from understudy_zoo.value.config import ValueSettings
 
 LENGTHS = [5, 6, 1, 7, 4, 6]
 SUCCESS = [True, False, True, None, False, True]
@@ -132,7 +132,7 @@ def test_score_refuses_what_it_cannot_use(scene: Path, tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys, time
-from understudy.train import score
+from understudy_zoo import score
 score.BATCH, score.PIECE = 2, 4
 of_batch = score.ValueFunction.read
 def slow(self, part):
@@ -141,7 +141,7 @@ def slow(self, part):
 score.ValueFunction.read = slow
 seconds, paths = float(sys.argv[1]), tuple(sys.argv[2:])
 sys.argv[1:] = ["score"]  # the command in meta/edit.json
-from understudy.cli.data.score import ScoreConfig, score as command
+from understudy_zoo.cli.score import ScoreConfig, score as command
 command(ScoreConfig(paths=paths, num_threads=1))
 """
 

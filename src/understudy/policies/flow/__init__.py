@@ -2,5 +2,4 @@
 
 config  settings and config
 model   `FlowPolicy`
-graph   the policy as a function of tensors
 """

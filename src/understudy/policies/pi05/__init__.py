@@ -8,8 +8,6 @@ text             prompts and responses as tokens
 tokenize_batch   tokens of a batch
 released_keys    names of released weights, both ways
 first_weights    first weights: of a released file, or fresh
-jax_tree         weights in openpi's JAX format
 normalization    normalization of a new run: that of released weights, or of the data
 released_folder  a folder of any tool, read as one of ours
-export           folders of LeRobot and openpi
 """

@@ -5,5 +5,4 @@ checkpoint    checkpoints that are complete or absent, saved at once or in the b
 tensor_files  files of tensors in a checkpoint, frozen ones once, and their index, read without running code
 checksums     checksums of checkpoint files
 export        a policy out of a checkpoint, as a folder
-export_formats  the same as a folder of another tool, or as a graph of tensors
 """

@@ -1,0 +1,4 @@
+"""Files of a run.
+
+export_formats  the same as a folder of another tool, or as a graph of tensors
+"""

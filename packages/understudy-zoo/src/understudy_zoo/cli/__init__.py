@@ -1,0 +1,4 @@
+"""Commands that write datasets, or look at them.
+
+score  `understudy score`
+"""

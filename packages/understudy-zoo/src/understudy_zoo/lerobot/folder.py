@@ -1,0 +1,154 @@
+"""LeRobot's folder of a policy: read as one of ours, and described for the export. No torch.
+
+    config.json                        fields of LeRobot's config
+    model.safetensors                  the network, under LeRobot's names
+    policy_preprocessor.json           normalization of images, state and action, with its safetensors file
+    policy_postprocessor.json          its inverse
+
+The processors that we write normalize by MEAN_STD with the policy's own offset and spread: (x - mean) / (std + eps).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.policies.common.lerobot_processors import (
+    BEFORE,
+    DEVICE,
+    LEROBOT,
+    VISUAL,
+    find_step,
+    map_figures,
+    processor_files,
+    read_features,
+    read_statistics,
+    to_json,
+)
+from understudy.policies.pi05.normalization import read_lerobot
+from understudy.policies.registry import policy_type, stored_type
+from understudy_base.batch_keys import ACTION, STATE
+from understudy_base.errors import ConfigError
+from understudy_base.records import Record
+from understudy_zoo.folder_formats import ForeignFolder, Robot
+from understudy_zoo.lerobot.settings import IDENTITY, LerobotConfig, LerobotSettings
+
+EPS = 1e-8
+
+
+def read_folder(
+    folder: Path, stored: Record, normalization: Record | None, shapes: Any, asset: str = ""
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Return config and normalization as our own folders have them; None: the folder is not LeRobot's.
+
+    Args:
+        folder: the folder.
+        stored: its config.json.
+        normalization: content of normalisation.json; None: take the folder's.
+        shapes: shapes of its tensors.
+        asset: has no meaning here.
+
+    Raises:
+        ValueError: LeRobot's policy has inputs or a normalization that ours lacks, by name.
+        ConfigError: the processors are missing or damaged.
+    """
+    if "input_features" not in stored:
+        return None
+    kind: Any = policy_type(stored_type(stored)).settings
+    if not issubclass(kind, LerobotSettings):
+        return None
+    name = kind.type
+    inputs, outputs = (read_features(stored, key) for key in ("input_features", "output_features"))
+    cameras = {key: shape for key, (feature, shape) in inputs.items() if feature == VISUAL}
+    if unknown := sorted(set(inputs) - set(cameras) - {STATE}) + sorted(set(outputs) - {ACTION}):
+        raise ValueError(f"input_features: {unknown[0]}: {name} has cameras and {STATE} alone")
+    sizes = {tuple(shape[1:]) for shape in cameras.values()}
+    if len(sizes) != 1 or STATE not in inputs or ACTION not in outputs:
+        raise ValueError(f"input_features: cameras of the sizes {sorted(sizes)}: {name} needs one size, and a state")
+    values = {
+        "type": name,
+        "cameras": list(cameras),
+        "image_size": list(sizes.pop()),
+        "state_dim": inputs[STATE][1][0],
+        "action_dim": outputs[ACTION][1][0],
+    }
+    values |= kind.read_stored(stored, _image_figures(folder, list(cameras), name))
+    if normalization is None:
+        found = read_lerobot(folder)
+        if found.delta:
+            raise ValueError(
+                f"{folder / LEROBOT}: relative_actions_processor: the actions {list(found.delta)} are differences to "
+                f"the state, and {name} is read with absolute actions alone"
+            )
+        maps = found.maps
+        if missing := [key for key in (STATE, ACTION) if key not in maps]:
+            raise ConfigError(f"{folder / LEROBOT}: has no normalization of {missing[0]}; restore the file")
+        normalization = {"heads": [""], **{key: {n: [list(affine[n])] for n in affine} for key, affine in maps.items()}}
+    return values, dict(normalization)
+
+
+def _image_figures(folder: Path, cameras: list[str], name: str) -> dict[str, list[float]]:
+    """Mean and deviation of the colors, the same for all cameras.
+
+    Raises:
+        ValueError: they differ between cameras, or images have another normalization.
+    """
+    path = folder / LEROBOT
+    step = find_step(path, "normalizer_processor")
+    mode, figures = step["config"].get("norm_map", {}).get(VISUAL, "IDENTITY"), read_statistics(path, step)
+    if mode == "IDENTITY" or not any("mean" in figures.get(camera, {}) for camera in cameras):
+        return IDENTITY
+    if mode != "MEAN_STD":
+        raise ValueError(f"normalization_mapping: {VISUAL}: {mode}: {name} normalizes images by MEAN_STD")
+    colors = {}
+    for field, figure in (("image_mean", "mean"), ("image_std", "std")):
+        values = {tuple(figures[camera][figure].reshape(-1).tolist()) for camera in cameras}
+        if len(values) != 1:
+            raise ValueError(f"{path}: the {figure} of the cameras differ; {name} has the same for all cameras")
+        colors[field] = [float(str(np.float32(value))) for value in values.pop()]  # 0.485, not 0.48500001
+    return colors
+
+
+def describe_folder(
+    config: LerobotConfig, normalization: Record, robot_facts: Record, head: int, dtype: str
+) -> ForeignFolder:
+    """Describe a policy as LeRobot's folder; see `folder_formats.describe_folder`.
+
+    Raises:
+        ConfigError: actions are differences to the state, or the robot is narrower than the network.
+    """
+    if dtype != "fp32":
+        raise ConfigError(f"dtype: {dtype}: {config.type} is float32; leave it out")
+    robot = Robot.from_head(config, normalization, head)
+    if robot.delta:
+        raise ConfigError("format: lerobot: actions are learnt as differences to the state, which LeRobot lacks")
+    for key, width in ((ACTION, config.action_dim), (STATE, config.state_dim)):
+        if robot.width(key) != width:
+            raise ConfigError(
+                f"head: {key} has {robot.width(key)} dimensions, and the network {width}; LeRobot pads no vectors"
+            )
+    facts = config.their_facts()
+    features = {**facts["input_features"], **facts["output_features"]}
+    colors = "MEAN_STD" if hasattr(config, "image_mean") else "IDENTITY"
+    modes = {VISUAL: colors, "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
+    about = {
+        "type": config.type.removeprefix("lerobot-"),
+        **facts,
+        "normalization_mapping": modes,
+        "device": "cpu",
+        **config.FIXED,
+        **config.config,
+    }
+    if "pretrained_backbone_weights" in about:
+        about["pretrained_backbone_weights"] = None  # the folder has weights
+    normal = {"eps": EPS, "norm_map": modes}
+    before = [*BEFORE, *config.their_steps(), DEVICE, ("normalizer_processor", {**normal, "features": features})]
+    behind = [("unnormalizer_processor", {**normal, "features": {ACTION: features[ACTION]}}), DEVICE]
+    figures = map_figures(robot.maps)
+    for camera in config.cameras if colors != "IDENTITY" else ():
+        for name, values in (("mean", config.image_mean), ("std", config.image_std)):  # type: ignore[attr-defined]
+            figures[f"{camera}.{name}"] = np.asarray(values, np.float32).reshape(3, 1, 1)
+    files = {"config.json": to_json(about)} | processor_files(before, behind, figures)
+    height, width = config.image_size
+    notes = [] if colors == "IDENTITY" else [f"image_size: LeRobot resizes no images: send {height} x {width}"]
+    return ForeignFolder(files, lambda name: [name], {}, notes)

@@ -1,0 +1,93 @@
+"""Types of policies, formats and weights whose distribution is not installed: the pip command that brings it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.runs import SHORT, trained_run
+from understudy.policies.inference import load_policy
+from understudy.policies.registry import BUILT_IN, ZOO, own_type_names, policy_type, type_names
+from understudy.policies.weight_files import open_weights
+from understudy.train.checkpoint.export import ExportConfig, export
+from understudy_base.entry_points import EntryPoint, EntryPointError
+from understudy_base.optional_packages import PIP_LINES, MissingExtraError
+from understudy_base.testing.refusals import refused
+from understudy_data.checksums import write_checksums
+from understudy_kit.cli.main import WRONG_INPUT, main
+from understudy_zoo.folder_formats import FOLDERS, describe_folder
+from understudy_zoo.graph import GRAPHS, make_graph
+
+ROBOT: Any = SimpleNamespace(config=SimpleNamespace(type="flow"))
+
+
+def none(group: str) -> dict[str, EntryPoint]:
+    return {}
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the trainer is installed."""
+    # `entry_points` last: a module that is first imported after it would keep `none` in later tests.
+    for module in ("policies.registry", "cli.help_texts", "entry_points"):
+        monkeypatch.setattr(f"understudy.{module}.find_entry_points", none)
+
+
+def test_all_types_of_this_project_are_installed_here() -> None:
+    assert own_type_names() == [*BUILT_IN, *ZOO]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_type_that_is_not_installed_names_its_pip_line(alone: None, name: str) -> None:
+    assert type_names() == sorted(BUILT_IN)
+    with refused(name, PIP_LINES["zoo"], kind=MissingExtraError):
+        policy_type(name)
+
+
+def test_a_command_names_the_pip_line_in_one_line(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--policy.type", "value", "--data.root", "d", "--output-dir", "o"]) == WRONG_INPUT
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert PIP_LINES["zoo"] in printed
+
+
+def test_a_folder_of_such_a_type_names_the_pip_line(alone: None, tmp_path: Path) -> None:
+    trained_run(tmp_path / "r", **SHORT)
+    path = tmp_path / "r/policy/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"type": "value"}))
+    write_checksums(path.parent)
+    with refused("value", PIP_LINES["zoo"], kind=MissingExtraError):
+        load_policy(tmp_path / "r/policy")
+
+
+@pytest.mark.parametrize("kind", ["lerobot", "openpi", "torch_export", "onnx"])
+def test_a_format_that_is_not_installed_names_its_pip_line(alone: None, kind: str, tmp_path: Path) -> None:
+    with refused(kind, PIP_LINES["zoo"], kind=MissingExtraError):
+        export(ExportConfig(run=str(tmp_path), format=kind))  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_of_jax_name_the_pip_line_of_their_reader(alone: None, tmp_path: Path) -> None:
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params/manifest.ocdbt").touch()
+    with refused("JAX", PIP_LINES["zoo"], kind=MissingExtraError):
+        open_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "call"),
+    [
+        ("pi05-lerobot", FOLDERS, lambda: describe_folder("lerobot", SimpleNamespace(type="pi05"), {}, {})),
+        ("flow", GRAPHS, lambda: make_graph(ROBOT, {}, 1)),
+    ],
+)
+def test_what_settings_name_and_no_package_offers_is_named_by_group(
+    alone: None, name: str, group: str, call: Callable[[], object]
+) -> None:
+    """Settings of any package may name it: a pip line of this project would help nobody."""
+    with refused(name, group, kind=EntryPointError) as raised:
+        call()
+    assert PIP_LINES["zoo"] not in str(raised.value)
