@@ -27,8 +27,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from common import conditions, make_parser, say
-from support.audited import damage, eventful_run, trained
-from support.mixtures import mixed, tiny_sources
+from understudy.testing.audited import damage, eventful_run, trained
+from understudy.testing.mixtures import mixed, tiny_sources
 from understudy.train.audit import FrameCounts, audit_file, audit_run
 from understudy.train.checkpoint import checkpoint
 from understudy_data.load.order_rows import Span, order_facts, rows_of

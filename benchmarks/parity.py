@@ -49,14 +49,7 @@ from common import make_parser
 from understudy.policies.common.settings import TowerSizes
 from understudy.policies.pi05.config import MEMORY, Sizes, VisionSizes
 from understudy.policies.pi05.network import Frames, Pi0Network
-from understudy.policies.pi05.released_keys import (
-    WeightsError,
-    canonical,
-    is_adaptive,
-    match,
-    own_name,
-    released_key,
-)
+from understudy.policies.pi05.released_keys import WeightsError, canonical, is_adaptive, match, own_name, released_key
 
 STRICT = {
     "loss": 1e-6,

@@ -36,8 +36,8 @@ from websockets.sync.client import connect
 
 import understudy as us
 from common import make_parser
-from support.arm import arm_observations, write_arm_policy
 from understudy.policies.draws import make_draws
+from understudy.testing.arm import arm_observations, write_arm_policy
 from understudy_client.client import RemotePolicy
 from understudy_client.protocol import Noise, encode
 

@@ -22,8 +22,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from common import conditions, make_parser
-from support import killed
-from support.runs import tiny_dataset
+from understudy.testing import killed
+from understudy.testing.runs import tiny_dataset
 
 POLICIES = ("flow", "pi05", "world_action")
 

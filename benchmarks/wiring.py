@@ -23,7 +23,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from common import make_parser
-from support.arm import CENTER, DEVIATION, arm_contract, arm_observations, states
+from understudy.testing.arm import CENTER, DEVIATION, arm_contract, arm_observations, states
 from understudy_client.contract.compare import compare_contracts
 from understudy_client.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts, write_contract
 from understudy_client.contract.in_motion import list_undecided

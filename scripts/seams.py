@@ -17,16 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-WHEELS = {
-    "understudy": """
-        envs.__init__
-        report.__init__
-        config.__init__
-        cli.__init__
-        __init__ __main__ devices optim policies config distributed train report cli
-        envs.gymnasium_options
-    """,
-}
+WHEELS = {}
 """Modules and folders below `understudy` by distribution; the longest entry of a module holds."""
 LEARNING = {"base", "data", "kit", "client"}
 ARROWS: dict[str, set[str]] = {
@@ -68,7 +59,7 @@ def find_modules(root: Path = ROOT) -> dict[str, dict[str, Path]]:
             if parts[0] == "testing":
                 continue
             wheel = top.name.removeprefix("understudy_")
-            if wheel == "understudy":
+            if top.parent.parent == root:
                 wheel = find_wheel(parts)
             name = ".".join([top.name, *parts]).removesuffix(".__init__")
             found[wheel][name + (".pyi" if path.suffix == ".pyi" else "")] = path

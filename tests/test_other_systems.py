@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import understudy as us
-from support.runs import tiny_dataset
+from understudy.testing.runs import tiny_dataset
 from understudy_base.cores import available_cores
 from understudy_data.storage import mapped_tables
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import understudy as us
-from support.policies import batch as flow_batch
-from support.policies import policy as flow_policy
-from support.runs import tiny_config
 from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
 from understudy.config.train import TrainConfig
 from understudy.policies.batch import prompts_of
+from understudy.testing.policies import batch as flow_batch
+from understudy.testing.policies import policy as flow_policy
+from understudy.testing.runs import tiny_config
 from understudy.train import run
 from understudy.train.augment_batch import drop_metadata
 from understudy.train.data.run_data import longest_prompts, open_data
@@ -135,7 +135,7 @@ def test_policy_sees_the_metadata() -> None:
 
 def test_pi05_has_the_metadata_in_its_prompts(tmp_path: Path) -> None:
     pytest.importorskip("sentencepiece", reason="needs the extra pi05")
-    from support.sentences import write_model
+    from understudy.testing.sentences import write_model
     from understudy_zoo.testing import pi05_policy
 
     policy = pi05_policy.policy(write_model(tmp_path), prompt_tokens=120)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from support.runs import tiny_config
+from understudy.testing.runs import tiny_config
 from understudy.train.data.run_data import open_data
 from understudy_base.testing.refusals import absent, refused
 from understudy_data.datasets.format.catalog import Catalog

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.runs import tiny_config, tiny_dataset
+from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy_kit.config.schema import dump_yaml
 from understudy_tools.testing.processes import children
 

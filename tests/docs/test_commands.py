@@ -18,7 +18,7 @@ from support.command_lines import (
     text_faults,
     unknown_flags,
 )
-from support.docs import ROOT
+from understudy.testing.docs import ROOT
 from understudy_base.testing.refusals import refused
 from understudy_kit.cli import main
 from understudy_kit.cli.commands import COMMANDS, GUESSES

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.docs import ROOT
 from understudy.policies.registry import own_type_names
+from understudy.testing.docs import ROOT
 from understudy_base.errors import DOCUMENTATION, page, with_addresses
 from understudy_kit.cli import main
 from understudy_kit.cli.commands import COMMANDS

@@ -21,10 +21,10 @@ import pytest
 import yaml
 
 import understudy as us
-from support.docs import ROOT, code, run_python
 from understudy.config.train import TrainConfig
 from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 from understudy.policies.inference import load_policy
+from understudy.testing.docs import ROOT, code, run_python
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.features import parse_features
 from understudy_data.datasets.selection.where import Where

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("mujoco", reason="the recording needs the extra demo")
 
 import understudy as us
-from support.docs import ROOT, run_python
+from understudy.testing.docs import ROOT, run_python
 from understudy_kit.cli.main import COMMANDS, main
 
 README = ROOT / "README.md"

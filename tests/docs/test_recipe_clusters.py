@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from support.clusters import kubernetes_pod, load, ray_worker, shell_lines, skypilot_host, started
-from support.docs import ROOT
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import mesh_shape
+from understudy.testing.docs import ROOT
 from understudy_kit.cli.main import read_settings, split_launch
 from understudy_kit.launch import Hosts, read_hosts
 

@@ -2,7 +2,7 @@
 
 bash expands the commands with other values of the variables that the page defines; nothing else is replaced. Those of
 `understudy` then run in this process; torchrun and hf run as programs. For sbatch the settings are read, since
-`tests/distributed/test_slurm.py` runs its script on a SLURM.
+`packages/understudy/tests/distributed/test_slurm.py` runs its script on a SLURM.
 """
 
 import ast
@@ -25,11 +25,11 @@ pytest.importorskip("huggingface_hub", reason="needs the extra hub")
 from huggingface_hub import constants
 
 from support.clusters import kubernetes_pod, ray_worker, skypilot_host, started
-from support.docs import ROOT, code, expand, settings_of
 from support.droid import CAMERAS, LENGTHS, episode_path, range_key, write_droid, write_ranges
 from understudy import Catalog, EpisodeDataset
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import mesh_shape
+from understudy.testing.docs import ROOT, code, expand, settings_of
 from understudy_client.contract.facts import read_contract
 from understudy_client.contract.mismatch import ContractWarning
 from understudy_data.testing.hub import REPO, HubServer

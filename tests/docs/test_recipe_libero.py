@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from support.docs import ROOT, code, expand, settings_of
 from understudy import EpisodeWriter
 from understudy.config.rollout import RolloutConfig
+from understudy.testing.docs import ROOT, code, expand, settings_of
 from understudy_kit.cli import main
 from understudy_robot.envs import registry
 from understudy_robot.envs.env import Outcome, image_feature, vector_feature

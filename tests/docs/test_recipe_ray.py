@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.config.train import ParallelConfig, ScheduleConfig, TrainConfig
+from understudy.testing.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import understudy as us
-from support.docs import PROGRAMS, ROOT, blocks, expand, settings_of
+from understudy.testing.docs import PROGRAMS, ROOT, blocks, expand, settings_of
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_kit.cli import main
 

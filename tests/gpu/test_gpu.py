@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support.runs import series, tiny_config, tiny_dataset
 from understudy import EpisodeDataset, Loader, MasterWeights, Order
 from understudy.config.train import TrainConfig
 from understudy.distributed import mesh as parallel
@@ -23,6 +22,7 @@ from understudy.distributed.torch_release import has_grad_dtype, has_gradient_su
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.moving_average import update_average
 from understudy.policies.flow.model import FlowPolicy
+from understudy.testing.runs import series, tiny_config, tiny_dataset
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.data.run_data import open_data

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.runs import tiny_dataset, trained_run
 from understudy.report.run.page import read_run, write_report
+from understudy.testing.runs import tiny_dataset, trained_run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_kit.report.page import card, fold, render_page, section, table, text

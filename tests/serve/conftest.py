@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from support.arm import Observation, arm_observations, write_arm_policy
+from understudy.testing.arm import Observation, arm_observations, write_arm_policy
 
 if TYPE_CHECKING:
     from understudy.policies.inference import RobotPolicy
@@ -36,8 +36,8 @@ def seen() -> list[Observation]:
 def remembering(tmp_path_factory: pytest.TempPathFactory) -> "RobotPolicy":
     """A small pi0.5 that sees 0.2 and 0.5 s back, and was trained for up to two given actions."""
     pytest.importorskip("sentencepiece", reason="needs the extra pi05")
-    from support.sentences import write_model
     from understudy.policies.inference import RobotPolicy
+    from understudy.testing.sentences import write_model
     from understudy_zoo.testing.pi05_policy import policy
 
     tokenizer = write_model(tmp_path_factory.mktemp("tokenizer"))

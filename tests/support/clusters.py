@@ -14,8 +14,8 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 
-from support.docs import ROOT
 from understudy.config.train import TrainConfig
+from understudy.testing.docs import ROOT
 
 NO_CLUSTER = ("ray", "ray.train", "ray.train.collective", "ray.train.torch")
 

@@ -16,9 +16,9 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from support.docs import ROOT, blocks
 from understudy.config.other_trainers import read_hints
 from understudy.policies.registry import own_type_names, policy_type
+from understudy.testing.docs import ROOT, blocks
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError
 from understudy_kit.cli import main

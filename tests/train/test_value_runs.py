@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.runs import tiny_config
 from understudy.config.rollout import Play
 from understudy.config.train import TrainConfig
 from understudy.policies.inference import load_policy
+from understudy.testing.runs import tiny_config
 from understudy.train import run
 from understudy.train.audit import audit_run
 from understudy.train.checkpoint.run_dir import RunDir

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("grpc", reason="needs the package understudy-lerobot-service")
 
-from support.arm import Observation, arm_observations, write_arm_policy
+from understudy.testing.arm import Observation, arm_observations, write_arm_policy
 
 
 @pytest.fixture(scope="package")

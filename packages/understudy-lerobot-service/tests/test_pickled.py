@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("msgpack", reason="needs the extra serve")
 
-from support.arm import arm_observations
 from support.lerobot_client import FEATURES, RemotePolicyConfig, TimedObservation, pickled, raw, unpickled
+from understudy.testing.arm import arm_observations
 from understudy_base.testing.refusals import refused
 from understudy_client.protocol import MessageError
 from understudy_lerobot_service.messages import MODULES, read_instructions, read_observation, write_actions

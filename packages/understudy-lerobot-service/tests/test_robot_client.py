@@ -25,8 +25,8 @@ if find_spec("lerobot") is None:
 pytest.importorskip("google.protobuf", reason="needs lerobot[async]")
 
 import understudy as us
-from support.arm import CAMERAS, HEIGHT, NAMES, WIDTH, Observation
 from support.lerobot_client import standard
+from understudy.testing.arm import CAMERAS, HEIGHT, NAMES, WIDTH, Observation
 from understudy_robot.testing.serving import outcomes, served
 
 PLUGIN = """

@@ -29,8 +29,8 @@ if not entry_points(group="understudy.services", name="lerobot"):
 import grpc
 
 import understudy as us
-from support.arm import NAMES, Observation
 from support.lerobot_client import FEATURES, MODULE, Client, TimedAction, TimedObservation, pickled, raw, standard
+from understudy.testing.arm import NAMES, Observation
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client.client import RemotePolicy

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from support.runs import tiny_dataset
+from understudy.testing.runs import tiny_dataset
 from understudy_base import optional_packages
 from understudy_base.optional_packages import EXTRAS, INCLUDES
 from understudy_kit.cli.main import COMMANDS

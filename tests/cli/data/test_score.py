@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import understudy as us
-from support.runs import tiny_config
 from understudy.policies.policy import load
+from understudy.testing.runs import tiny_config
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.atomic import BeingWritten, hold_folder

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 
-from support.runs import series, tiny_config, tiny_dataset
 from understudy.config.train import LoaderConfig, TrainConfig
 from understudy.policies.registry import PolicySettings
+from understudy.testing.runs import series, tiny_config, tiny_dataset
 from understudy.train import run
 from understudy.train.data.input_contract import dataset_contract, make_contract
 from understudy.train.data.run_data import RunData, instructions, longest_prompts, make_loader, make_order, open_data

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.runs import tiny_config, tiny_dataset
 from understudy.optim.lr_schedule import lr_factor
+from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RECORDED, RunDir
 from understudy_base.errors import ConfigError

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.runs import series, tiny_config, tiny_dataset
 from understudy.config.train import TrainConfig
+from understudy.testing.runs import series, tiny_config, tiny_dataset
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.loop import TrainingStalled
 from understudy_base.atomic import create_folder

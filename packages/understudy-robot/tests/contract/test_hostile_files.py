@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 import wiring
-from support.arm import arm_contract
+from understudy.testing.arm import arm_contract
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client.contract import form

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import wiring
-from support.arm import NAMES, arm_contract, arm_observations
+from understudy.testing.arm import NAMES, arm_contract, arm_observations
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client.contract.facts import Contract, VectorFacts

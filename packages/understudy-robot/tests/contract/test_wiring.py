@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import wiring
-from support.arm import arm_contract
+from understudy.testing.arm import arm_contract
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client.contract import facts as contract_facts

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support.runs import series, tiny_config, tiny_dataset
 from understudy.config.train import TrainConfig
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.inference import load_policy
@@ -21,6 +20,7 @@ from understudy.policies.policy import Policy
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType, policy_type
 from understudy.report.run.page import write_report
 from understudy.report.run.tables import format_validation
+from understudy.testing.runs import series, tiny_config, tiny_dataset
 from understudy.train import run
 from understudy.train.startup_summary import describe_modes
 from understudy_base.batch_keys import ACTION, STATE

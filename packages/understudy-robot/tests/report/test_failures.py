@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.arm import arm_contract, arm_observations
-from support.runs import SHORT, trained_run
+from understudy.testing.arm import arm_contract, arm_observations
+from understudy.testing.runs import SHORT, trained_run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track.metrics_file import MetricsFile
 from understudy_base.errors import ConfigError

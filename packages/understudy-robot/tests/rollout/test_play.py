@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from support.runs import tiny_config
 from understudy.config.rollout import Play, RolloutConfig, RolloutEvery
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.policies.draws import RandomSpec
+from understudy.testing.runs import tiny_config
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RECORDED, RunDir
 from understudy_base.errors import ConfigError

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import understudy as us
-from support.arm import arm_observations, write_arm_policy
 from understudy.policies.acting import predict
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.policy import Policy
+from understudy.testing.arm import arm_observations, write_arm_policy
 from understudy_base.testing.refusals import refused, warned
 from understudy_client.async_chunks import DelayWarning
 from understudy_robot.serve.session import describe_policy

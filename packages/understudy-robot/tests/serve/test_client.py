@@ -15,10 +15,10 @@ import pytest
 pytest.importorskip("websockets", reason="needs the extra serve")
 pytest.importorskip("msgpack", reason="needs the extra serve")
 
-from support.arm import NAMES, Observation, write_arm_policy
 from understudy.policies.acting import predict
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
+from understudy.testing.arm import NAMES, Observation, write_arm_policy
 from understudy_base.testing.refusals import refused, warned
 from understudy_client import client
 from understudy_client.async_chunks import AsyncChunks

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from support.arm import Observation
+from understudy.testing.arm import Observation
 
 msgpack = pytest.importorskip("msgpack", reason="needs the extra serve")
 pytest.importorskip("websockets", reason="needs the extra serve")

@@ -18,7 +18,7 @@ pytest.importorskip("msgpack", reason="needs the extra serve")
 import msgpack
 
 import understudy as us
-from support.arm import CAMERAS, Observation
+from understudy.testing.arm import CAMERAS, Observation
 from understudy_base.testing.refusals import refused
 from understudy_client.client import RemotePolicy
 from understudy_client.contract.mismatch import ContractError, ContractWarning

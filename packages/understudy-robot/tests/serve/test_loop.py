@@ -21,8 +21,8 @@ pytest.importorskip("websockets", reason="needs the extra serve")
 pytest.importorskip("msgpack", reason="needs the extra serve")
 
 import understudy as us
-from support.policies import config
 from understudy.policies.flow.model import FlowPolicy
+from understudy.testing.policies import config
 from understudy_client.access import VARIABLE
 from understudy_robot.envs import registry
 from understudy_robot.envs.env import Env

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import understudy as us
-from support.arm import CENTER, DEVIATION, NAMES, Observation, arm_observations, images
+from understudy.testing.arm import CENTER, DEVIATION, NAMES, Observation, arm_observations, images
 from understudy_base.testing.refusals import refused
 from understudy_client.contract.declared import declare
 from understudy_client.contract.mismatch import ContractError, ContractWarning

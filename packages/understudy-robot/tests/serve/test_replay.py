@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("websockets", reason="needs the extra serve")
 pytest.importorskip("msgpack", reason="needs the extra serve")
 
-from support.runs import trained_run
+from understudy.testing.runs import trained_run
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client.contract.trace import diagnose

@@ -24,8 +24,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 import understudy as us
-from support.arm import Observation, arm_observations
 from understudy.policies.draws import make_draws
+from understudy.testing.arm import Observation, arm_observations
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client.client import RemotePolicy

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from support.ranks import in_ranks, outcomes_in_ranks
-from support.resumed import watched
-from support.runs import same_run, series, tiny_config
 from understudy.config.rollout import RolloutEvery
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.policies.flow.model import FlowPolicy
+from understudy.testing.ranks import in_ranks, outcomes_in_ranks
+from understudy.testing.resumed import watched
+from understudy.testing.runs import same_run, series, tiny_config
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.checkpoint import Saver
@@ -452,7 +452,7 @@ def test_rollout_results_are_logged_one_per_new_step(tmp_path: Path) -> None:
 
 
 def test_trackers_get_rollouts_at_the_logged_step(tmp_path: Path) -> None:
-    from support.tracked import in_tensorboard
+    from understudy.testing.tracked import in_tensorboard
 
     pytest.importorskip("tensorboard", reason="pip install 'understudy[tensorboard]'")
     config, there = (

@@ -12,8 +12,8 @@ import torch
 pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
 
 import understudy as us
-from support.runs import series
 from understudy.policies.draws import make_draws
+from understudy.testing.runs import series
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
 from understudy_data.testing.datasets import Spec, write_dataset

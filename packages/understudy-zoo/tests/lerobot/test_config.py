@@ -14,11 +14,11 @@ from understudy_zoo.lerobot.settings import LerobotActSettings, LerobotDiffusion
 
 pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
 
-from support.policies import editable
 from understudy.policies import policy_folder
 from understudy.policies.batch import from_present
 from understudy.policies.observation_history import seen_times, step_rate
 from understudy.policies.registry import network_differences, policy_type, stored_type
+from understudy.testing.policies import editable
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import compute_normalization
 from understudy_base.errors import ConfigError

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from support.runs import final_tensors, tiny_dataset
 from understudy.config.train import TrainConfig
 from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.param_groups import parameter_groups
+from understudy.testing.runs import final_tensors, tiny_dataset
 from understudy.train.startup_summary import describe_defaults
 from understudy_base.errors import ConfigError
 from understudy_kit.cli.main import main, read_settings

@@ -14,8 +14,8 @@ pytest.importorskip("transformers", reason="needs transformers: nox -s lerobot")
 pytest.importorskip("num2words", reason="needs num2words: nox -s lerobot")
 
 import understudy as us
-from support.runs import series
 from understudy.policies.draws import make_draws
+from understudy.testing.runs import series
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
 from understudy_base.errors import ConfigError

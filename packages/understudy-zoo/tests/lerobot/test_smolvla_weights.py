@@ -17,9 +17,9 @@ pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
 pytest.importorskip("transformers", reason="needs transformers: nox -s lerobot")
 pytest.importorskip("num2words", reason="needs num2words: nox -s lerobot")
 
-from support.runs import same_run, series
 from understudy.config.train import CheckpointConfig, ValConfig
 from understudy.policies.policy import load
+from understudy.testing.runs import same_run, series
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
 from understudy_base.errors import ConfigError

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from support.pi05 import SMALL, small
 from understudy.distributed.fill_weights import fill
 from understudy.policies.inference import load_policy
 from understudy.policies.pi05.first_weights import FirstWeights
 from understudy.policies.pi05.released_keys import WeightsError
 from understudy.policies.weight_files import open_weights
+from understudy.testing.pi05 import SMALL, small
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_zoo.pi05.jax_tree import JaxTree, find_places
 from understudy_zoo.testing import jax_tree

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from support.policies import CAMERAS, config
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.inference import RobotPolicy
+from understudy.testing.policies import CAMERAS, config
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError, is_installed
 from understudy_zoo.graph import (

@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from support.pi05 import SMALL
-from support.policies import policy as flow_policy
-from support.released import released_shapes
 from understudy.policies import policy_folder, weight_files
 from understudy.policies.pi05.config import Sizes
 from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD
 from understudy.policies.policy import build_saved
 from understudy.policies.weight_files import FILE, INDEX
+from understudy.testing.pi05 import SMALL
+from understudy.testing.policies import policy as flow_policy
+from understudy.testing.released import released_shapes
 from understudy_zoo.testing.pi05_policy import NORMALISATION
 
 WIDE = replace(

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from support.runs import SHORT, trained_run
 from understudy.policies.inference import load_policy
 from understudy.policies.registry import BUILT_IN, ZOO, own_type_names, policy_type, type_names
 from understudy.policies.weight_files import open_weights
+from understudy.testing.runs import SHORT, trained_run
 from understudy.train.checkpoint.export import ExportConfig, export
 from understudy_base.entry_points import EntryPoint, EntryPointError
 from understudy_base.optional_packages import PIP_LINES, MissingExtraError

@@ -11,10 +11,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from support import policies
-from support.checkpoint_ranks import digest
-from support.pi05 import SMALL
-from support.ranks import in_ranks
 from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed.mesh import join_mesh
@@ -22,6 +18,10 @@ from understudy.policies import policy_folder, weight_files
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.weight_files import FILE, TensorReader, WeightFiles
+from understudy.testing import policies
+from understudy.testing.checkpoint_ranks import digest
+from understudy.testing.pi05 import SMALL
+from understudy.testing.ranks import in_ranks
 from understudy.train.checkpoint.export import read_initial_policy
 from understudy.train.memory_check import check_filled_weights, check_gpu_memory, check_whole_weights
 from understudy.train.state import TrainState, init_train_state

@@ -12,10 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from support.policies import NORMALIZATION, batch, policy
-from support.policies import config as flow_config
-from support.ranks import in_ranks
-from support.runs import series, tiny_config
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.policies.draws import make_draws
@@ -23,6 +19,10 @@ from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.policy import Policy
 from understudy.policies.registry import policy_type
 from understudy.report.run.page import write_report
+from understudy.testing.policies import NORMALIZATION, batch, policy
+from understudy.testing.policies import config as flow_config
+from understudy.testing.ranks import in_ranks
+from understudy.testing.runs import series, tiny_config
 from understudy.train import run
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import choose_normalization

@@ -15,13 +15,13 @@ from torch import Tensor
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
-from support.ranks import in_ranks
 from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.torch_release import has_grad_dtype, has_gradient_sum
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.pi05.policy import Pi05Policy
+from understudy.testing.ranks import in_ranks
 from understudy.train.state import TrainState, assemble
 from understudy_zoo.testing.pi05_policy import CAMERAS, batch, policy
 

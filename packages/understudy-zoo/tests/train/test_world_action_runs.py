@@ -10,13 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
-from support.docs import ROOT, run_python
-from support.killed import world_action_settings
-from support.runs import series, tiny_config
 from understudy.config.train import TrainConfig
 from understudy.policies.common.settings import MODES, TRAINS
 from understudy.report.run.page import write_report
 from understudy.report.run.tables import format_validation
+from understudy.testing.docs import ROOT, run_python
+from understudy.testing.killed import world_action_settings
+from understudy.testing.runs import series, tiny_config
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import open_data
@@ -33,7 +33,7 @@ def config_of(data: Path, out: Path, **changes: Any) -> TrainConfig:
 @pytest.fixture(scope="module")
 def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("sentencepiece", reason="needs the extra pi05")
-    from support.sentences import write_model
+    from understudy.testing.sentences import write_model
 
     write_model(data.parent)
     out = tmp_path_factory.mktemp("run") / "r"

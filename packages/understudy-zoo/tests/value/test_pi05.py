@@ -13,15 +13,15 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
 import understudy as us
-from support.killed import WORLD_ACTION
-from support.pi05 import SMALL
-from support.runs import final_tensors, series, tiny_config, tiny_dataset
-from support.sentences import write_model
 from understudy.config.train import TrainConfig
 from understudy.policies.losses import scalar
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.released_keys import EMBEDDING, HEAD
 from understudy.policies.policy import Policy, load
+from understudy.testing.killed import WORLD_ACTION
+from understudy.testing.pi05 import SMALL
+from understudy.testing.runs import final_tensors, series, tiny_config, tiny_dataset
+from understudy.testing.sentences import write_model
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.profiling.plan import plan

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from support.policies import CAMERAS, NORMALIZATION
-from support.policies import batch as flow_batch
 from understudy.policies.losses import scalar
 from understudy.policies.policy import load
+from understudy.testing.policies import CAMERAS, NORMALIZATION
+from understudy.testing.policies import batch as flow_batch
 from understudy_base.testing.refusals import refused
 from understudy_zoo.value.config import ValueConfig
 from understudy_zoo.value.model import ValuePolicy, bin_centers, histogram

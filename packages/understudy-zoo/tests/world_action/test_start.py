@@ -11,13 +11,13 @@ import torch
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
-from support.killed import WORLD_ACTION, world_action_settings
-from support.runs import final_tensors, tiny_config, tiny_dataset
-from support.sentences import write_model
 from understudy.config.train import TrainConfig
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.policy import load
 from understudy.policies.registry import policy_type
+from understudy.testing.killed import WORLD_ACTION, world_action_settings
+from understudy.testing.runs import final_tensors, tiny_config, tiny_dataset
+from understudy.testing.sentences import write_model
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import open_data

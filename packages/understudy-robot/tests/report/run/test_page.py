@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from support.pages import charts_of, html_of
-from support.runs import series, trained_run
 from understudy.report.run.page import summarize, write_report
 from understudy.report.run.validation import decimals, render_losses, task_chart
 from understudy.report.step_profile import render_sources, render_step
+from understudy.testing.pages import charts_of, html_of
+from understudy.testing.runs import series, trained_run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data import run_data
 from understudy.train.data.run_data import RunData, open_data

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from support.pi05 import SMALL, small
+from understudy.testing.pi05 import SMALL, small
 
 Weights = dict[str, np.ndarray]
 

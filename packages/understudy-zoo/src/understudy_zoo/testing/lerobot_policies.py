@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from support.runs import tiny_config
 from understudy.config.train import AugmentConfig, CheckpointConfig, EmaConfig, OptimConfig, ScheduleConfig, ValConfig
 from understudy.policies.registry import policy_type
+from understudy.testing.runs import tiny_config
 from understudy_zoo.lerobot.settings import LerobotActConfig, LerobotDiffusionConfig, LerobotSmolvlaConfig
 
 CAMERA = "observation.images.top"

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from support.pi05 import SMALL
 from understudy.policies.pi05.config import Pi0PolicyConfig, Pi05PolicyConfig
 from understudy.policies.pi05.policy import Pi05Policy
+from understudy.testing.pi05 import SMALL
 from understudy_zoo.world_action.config import WorldActionConfig
 from understudy_zoo.world_action.policy import WorldActionPolicy
 

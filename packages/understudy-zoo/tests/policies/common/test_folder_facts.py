@@ -11,11 +11,11 @@ import torch
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
-from support.sentences import write_model
 from understudy.policies.common.folder_facts import FACTS
 from understudy.policies.inference import RobotPolicy, load_policy
 from understudy.policies.pi05.normalization import find_normalization
 from understudy.policies.pi05.policy import Pi05Policy
+from understudy.testing.sentences import write_model
 from understudy_base.errors import ConfigError
 from understudy_kit.cli.main import main
 from understudy_zoo.folder_formats import describe_folder, save_folder

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
-from support.sentences import write_model
 from understudy.distributed.activation_checkpoint import CheckpointMode, apply_activation_checkpointing
 from understudy.distributed.compile import compile_blocks
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
 from understudy.policies.pi05.policy import Pi05Policy
+from understudy.testing.sentences import write_model
 from understudy_zoo.testing.pi05_policy import batch, policy
 
 

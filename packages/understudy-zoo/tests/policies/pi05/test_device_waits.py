@@ -13,11 +13,11 @@ import torch
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
-from support.sentences import write_model
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
 from understudy.policies.pi05.targets import EXTENTS
+from understudy.testing.sentences import write_model
 from understudy_zoo.testing.pi05_policy import batch, policy
 
 

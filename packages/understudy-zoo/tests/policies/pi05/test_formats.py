@@ -17,13 +17,13 @@ from torch import Tensor
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
-from support.released import released_shapes
-from support.runs import tiny_config, tiny_dataset
-from support.sentences import write_model
 from understudy.policies.pi05.config import Pi05Settings, Sizes
 from understudy.policies.pi05.normalization import find_normalization, fit_normalization
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
+from understudy.testing.released import released_shapes
+from understudy.testing.runs import tiny_config, tiny_dataset
+from understudy.testing.sentences import write_model
 from understudy.train import run
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import ConfigError

@@ -13,18 +13,15 @@ pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
 from safetensors.torch import save_file
 
-from support.runs import tiny_config
-from support.sentences import write_model
 from understudy.config.data import DataConfig
-from understudy.config.train import (
-    AugmentConfig,
-    TrainConfig,
-)
+from understudy.config.train import AugmentConfig, TrainConfig
 from understudy.policies.draws import generate_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.released_keys import WeightsError, released_key
+from understudy.testing.runs import tiny_config
+from understudy.testing.sentences import write_model
 from understudy.train.augment_batch import shift_cameras
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import choose_normalization

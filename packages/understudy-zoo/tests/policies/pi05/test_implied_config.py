@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
-from support.runs import tiny_config, tiny_dataset
-from support.sentences import write_model
 from understudy.policies import policy_folder
 from understudy.policies.pi05.config import Pi0PolicyConfig, Pi05PolicyConfig, Pi05Settings, Sizes
 from understudy.policies.registry import check_start
+from understudy.testing.runs import tiny_config, tiny_dataset
+from understudy.testing.sentences import write_model
 from understudy.train import run
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused

@@ -16,13 +16,13 @@ from torch import Tensor
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
-from support.sentences import write_model
 from understudy.policies.common import towers as segments
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.common.towers import attend_segments, make_segments
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
 from understudy.policies.pi05.policy import Pi05Policy
+from understudy.testing.sentences import write_model
 from understudy_base.batch_keys import STATE
 from understudy_zoo.testing.pi05_policy import batch, policy
 

@@ -14,8 +14,6 @@ from torch import Tensor
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
-from support.policies import editable
-from support.sentences import write_model
 from understudy.config.train import OptimConfig
 from understudy.optim.param_groups import freeze
 from understudy.policies.common.fast_tokenizer import FastTokenizer
@@ -29,6 +27,8 @@ from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.targets import cut, padded_length, respond
 from understudy.policies.registry import policy_type
+from understudy.testing.policies import editable
+from understudy.testing.sentences import write_model
 from understudy_base.testing.refusals import refused
 from understudy_zoo.testing.pi05_policy import CAMERAS, batch, policy
 

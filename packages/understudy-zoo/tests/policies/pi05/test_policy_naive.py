@@ -12,12 +12,12 @@ from torch import Tensor
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
-from support.naive_pi05 import NaivePi0, Sample, paper_weights
-from support.sentences import write_model
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.draws import Draws, make_draws
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.released_keys import released_key
+from understudy.testing.naive_pi05 import NaivePi0, Sample, paper_weights
+from understudy.testing.sentences import write_model
 from understudy_zoo.testing.pi05_policy import CAMERAS, batch, policy
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])

@@ -14,11 +14,6 @@ from torch import Tensor
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
-from support.pi05 import SMALL
-from support.policies import editable
-from support.released import released_shapes
-from support.runs import tiny_config, tiny_dataset
-from support.sentences import write_model
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.policies import policy_folder
 from understudy.policies.inference import RobotPolicy, load_policy
@@ -27,6 +22,11 @@ from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.released_keys import EXPERT_HEAD, HEAD, own_name
 from understudy.policies.registry import check_start
 from understudy.policies.weight_files import FILE, INDEX
+from understudy.testing.pi05 import SMALL
+from understudy.testing.policies import editable
+from understudy.testing.released import released_shapes
+from understudy.testing.runs import tiny_config, tiny_dataset
+from understudy.testing.sentences import write_model
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.errors import ConfigError

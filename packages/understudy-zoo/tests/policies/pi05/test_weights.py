@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.released import released_shapes
 from understudy.policies.pi05.config import TINY
 from understudy.policies.pi05.first_weights import FirstWeights, fresh_weight
 from understudy.policies.pi05.released_keys import EXPERT_HEAD, WeightsError, own_name
 from understudy.policies.policy import load
+from understudy.testing.released import released_shapes
 from understudy_zoo.testing.pi05_policy import policy
 
 KEYS = released_shapes(TINY)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import understudy as us
-from support.runs import trained_run
 from understudy.policies.common.encoders import byte_tokens
+from understudy.testing.runs import trained_run
 from understudy.train.checkpoint.export import ExportConfig, export
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused

@@ -25,9 +25,6 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import understudy as us
-from support.pi05 import SMALL
-from support.ranks import in_ranks
-from support.runs import tiny_config
 from understudy.cli.plan import PlanConfig, format_speeds, steps_per_hour
 from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig, ValConfig
@@ -37,6 +34,9 @@ from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowSettings
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings, Sizes
+from understudy.testing.pi05 import SMALL
+from understudy.testing.ranks import in_ranks
+from understudy.testing.runs import tiny_config
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.micro_batches import largest_part

@@ -10,32 +10,24 @@ import pytest
 import torch
 from torch import nn
 
-from support.killed import WORLD_ACTION, world_action_settings
-from support.pi05 import SMALL
-from support.policies import batch, draws, policy
-from support.ranks import in_ranks
-from support.runs import tiny_config
-from support.sentences import write_model
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import scalar
 from understudy.policies.registry import own_type_names
 from understudy.report.step_profile import explain_difference, memory_table
+from understudy.testing.killed import WORLD_ACTION, world_action_settings
+from understudy.testing.pi05 import SMALL
+from understudy.testing.policies import batch, draws, policy
+from understudy.testing.ranks import in_ranks
+from understudy.testing.runs import tiny_config
+from understudy.testing.sentences import write_model
 from understudy.train import state
 from understudy.train.optimizer_step import NULL
 from understudy.train.profiling import profile as profiling
 from understudy.train.profiling.data_sheets import peak_flops
 from understudy.train.profiling.plan import count_flops
-from understudy.train.profiling.profile import (
-    OTHER,
-    PHASES,
-    PhaseTimer,
-    Profile,
-    RankProfile,
-    combine,
-    profile,
-)
+from understudy.train.profiling.profile import OTHER, PHASES, PhaseTimer, Profile, RankProfile, combine, profile
 from understudy_kit.cli import main
 from understudy_zoo.testing.lerobot_policies import small_settings, write_vlm
 from understudy_zoo.value.config import Pi05ValueSettings, ValueSettings
