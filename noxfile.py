@@ -6,7 +6,20 @@ nox -s ray        Ray, the recipe that trains in its workers, and tools with `--
 nox -s exams      tests, doctors and readers of other projects on understudy; writes docs/exams.md
 """
 
+from pathlib import Path
+
 import nox
+
+
+def editable(**extras: str) -> list[str]:
+    """Arguments that install the distributions, editable; `extras` are theirs by name, as data="torch,s3"."""
+    words = []
+    for path in sorted(Path("packages").glob("*/pyproject.toml")):
+        name = path.parent.name
+        extra = extras.get(name.removeprefix("understudy-"), "")
+        words += ["-e", f"packages/{name}" + (f"[{extra}]" if extra else "")]
+    return words
+
 
 nox.options.sessions = ["lerobot", "onnx", "ray"]  # `exams` runs code of others
 
@@ -17,10 +30,7 @@ def lerobot(session: nox.Session) -> None:
     session.install(
         "lerobot[dataset,training,diffusion,smolvla,async]==0.6.1",
         "transformers==5.5.4",
-        "-e",
-        ".[train,serve]",
-        "-e",
-        "packages/understudy-lerobot-service",
+        *editable(),
         "pytest",
         "pytest-timeout",
     )
@@ -29,8 +39,9 @@ def lerobot(session: nox.Session) -> None:
     session.run(
         "pytest",
         "-rs",
-        "tests/integrations",
-        "tests/policies/lerobot",
+        "packages/understudy-data/tests/integrations",
+        "packages/understudy/tests/integrations",
+        "packages/understudy-zoo/tests/lerobot",
         "packages/understudy-lerobot-service",
         *session.posargs,
     )
@@ -39,14 +50,17 @@ def lerobot(session: nox.Session) -> None:
 @nox.session(python="3.12")
 def onnx(session: nox.Session) -> None:
     """Test graphs in the format of ONNX."""
-    session.install("-e", ".[train,onnx]", "pytest", "pytest-timeout", "hypothesis", "scipy")
-    session.run("pytest", "-rs", "tests/policies/graph", *session.posargs)
+    session.install(*editable(zoo="onnx"), "pytest", "pytest-timeout", "hypothesis", "scipy")
+    tests = "packages/understudy-zoo/tests"
+    session.run(
+        "pytest", "-rs", f"{tests}/train/checkpoint/test_export_graph.py", f"{tests}/policies", *session.posargs
+    )
 
 
 @nox.session(python="3.12")
 def ray(session: nox.Session) -> None:
     """Test the recipe for Ray Train, and tools with `--ray`, on clusters of processes of this machine."""
-    session.install("ray[default,train]==2.60.0", "-e", ".[train]", "pytest", "pytest-timeout", "hypothesis")
+    session.install("ray[default,train]==2.60.0", *editable(data="ray"), "pytest", "pytest-timeout", "hypothesis")
     session.env["OMP_NUM_THREADS"] = "1"
     session.run(
         "pytest",
@@ -76,9 +90,6 @@ def exams(session: nox.Session) -> None:
         "pyserial",  # LeRobot's robot client
         "pytest<9",  # marks on fixtures, as MosaicML Streaming has them
         "pytest-timeout",
-        "-e",
-        ".[train,serve,demo]",
-        "-e",
-        "packages/understudy-lerobot-service",
+        *editable(robot="demo"),
     )
     session.run("python", "scripts/exams.py", *session.posargs)

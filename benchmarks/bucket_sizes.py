@@ -191,7 +191,7 @@ def warm_meta(root: str) -> None:
 
 def reading(tree: str, bucket: Bucket, cache: Path, part: str, **setting: Any) -> dict[str, Any]:
     """Run one part in a process of its own: its answer, and the counts of the server until then."""
-    environment = {**os.environ, **bucket.environment, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": f"{tree}/src"}
+    environment = {**os.environ, **bucket.environment, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": common.sources(tree)}
     command = common.child(__file__, part, **setting)
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as process:

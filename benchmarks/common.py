@@ -18,8 +18,6 @@ import av
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # which encode videos, measure memory and run servers
-
 from understudy_base._version import __version__
 from understudy_base.cores import available_cores
 from understudy_data.video.native.loops import load_loops, loops_status
@@ -85,6 +83,11 @@ def cpu_seconds() -> float:
     """CPU time of all threads of this process and of its ended children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def sources(tree: str | Path) -> str:
+    """Return the folders of sources of a checkout, as PYTHONPATH; those of before the distributions have one, `src`."""
+    return os.pathsep.join(map(str, [*sorted(Path(tree).glob("packages/*/src")), Path(tree, "src")]))
 
 
 def say(*words: object) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-SOURCES = HERE.parent / "src"
+SOURCES = sorted(map(str, HERE.parent.glob("packages/*/src")))
 LEAST = 20.0
 """Seconds below which no row is started."""
 MOST = 200.0
@@ -109,7 +109,7 @@ def rows(size: str, device: str) -> list[Row]:
 
 def run_row(row: Row, seconds: float) -> Row:
     """Measure a row in a process of its own."""
-    path = os.pathsep.join(filter(None, (str(SOURCES), os.environ.get("PYTHONPATH", ""))))
+    path = os.pathsep.join(filter(None, (*SOURCES, os.environ.get("PYTHONPATH", ""))))
     command = [sys.executable, str(HERE / "gpu_pi05_rows.py"), json.dumps(row)]
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
     begun, out = time.monotonic(), subprocess.PIPE
@@ -133,7 +133,7 @@ def run_row(row: Row, seconds: float) -> Row:
 
 def with_rates(row: Row, device: str) -> Row:
     """Add tokens/s and MFU to a row of `train`; None where samples differ from the formula."""
-    sys.path[:0] = [path for path in (str(HERE), str(SOURCES)) if path not in sys.path]
+    sys.path[:0] = [path for path in (str(HERE), *SOURCES) if path not in sys.path]
     from gpu_pi05_run import forward_flops, sample_tokens, sizes_of
     from understudy.train.profiling.data_sheets import peak_flops
 

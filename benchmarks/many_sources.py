@@ -125,7 +125,8 @@ def settings(folder: Path, sources: int, with_videos: bool) -> dict[str, Any]:
 
 def start(words: list[str], out: Path, steps: int, tree: str, cache: Path, limit: float) -> dict[str, float]:
     """Start a run and kill it `steps` steps later: seconds and largest memory to its first step, and the rate."""
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": f"{tree}/src", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": common.sources(tree)}
+    environment["OMP_NUM_THREADS"] = "1"
     command = [sys.executable, "-m", "understudy", *words]
     metrics, earlier = out / "metrics.jsonl", _lines(out / "metrics.jsonl")
     begun = time.perf_counter()

@@ -223,7 +223,7 @@ def _drop(folder: Path) -> None:
 def measure(part: str, tree: str, cache: Path, **setting: Any) -> dict[str, Any]:
     """Run one part in a process of its own, with the code of a checkout."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
-    environment["PYTHONPATH"] = f"{tree}/src"
+    environment["PYTHONPATH"] = common.sources(tree)
     command = common.child(__file__, part, **setting)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600, check=False)
     if done.returncode:

@@ -29,7 +29,6 @@ PACKAGES = ("torch", "numpy", "av", "pyarrow", "fsspec", "safetensors", "pillow"
 
 def record(folder: Path) -> None:
     """Write small datasets of each format, codec and image storage."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
     from understudy_data.testing.datasets import Spec, write_dataset
 
     lengths = (14, 9, 21, 12, 17)

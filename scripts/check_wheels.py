@@ -14,7 +14,12 @@ MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine of an ELF file
 LOOPS = "understudy_data/video/native/_loops.so"
 TAGS = {f"py3-none-manylinux2014_{machine}.manylinux_2_17_{machine}": machine for machine in MACHINES}
 PURE = "py3-none-any"
-OTHERS = ("understudy", "understudy_base", "understudy_conformance", "understudy_lerobot_service")
+OTHERS = (
+    "understudy",
+    *(f"understudy_{name}" for name in ("base", "kit", "client", "tools", "robot", "zoo")),
+    "understudy_conformance",
+    "understudy_lerobot_service",
+)
 
 
 def problems(dist: Path) -> list[str]:

@@ -7,11 +7,11 @@
               run beside ours (UNDERSTUDY_PI05_SITE, UNDERSTUDY_PI05_PORT)
     newest    Python 3.13, the newest release of everything
 
-Each environment has understudy as a wheel with all extras and runs the tests. `batch_digests.py` reads the same files
-in each of them and in the environment of `make test`. Results go into the table of docs/compatibility.md; rows of
-environments left out of this run stay. CUDA builds of torch are included (3 to 4 GB each); they run on a CPU. All
-files are in .compat/. Needs uv, which scripts/setup installs, and an interpreter of each version: PYTHON312=...,
-`python3.12` on the PATH, or one from pyenv or uv.
+Each environment has the wheels of packages/ with most extras, and runs the tests on the sources of this checkout.
+`batch_digests.py` reads the same files in each of them and in the environment of `make test`. Results go into the table
+of docs/compatibility.md; rows of environments left out of this run stay. CUDA builds of torch are included (3 to 4 GB
+each); they run on a CPU. All files are in .compat/. Needs uv, which scripts/setup installs, and an interpreter of each
+version: PYTHON312=..., `python3.12` on the PATH, or one from pyenv or uv.
 """
 
 import argparse
@@ -34,6 +34,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / ".compat"
 PAGE = ROOT / "docs" / "compatibility.md"
 BEGIN, END = "<!-- begin of the text by `make compat` -->", "<!-- end of the text by `make compat` -->"
+EXTRAS = {
+    "understudy": "pi05,tensorboard,wandb",
+    "understudy-data": "torch,s3,hub",
+    "understudy-tools": "import",
+    "understudy-robot": "demo,sim,gymnasium",
+}
+"""Extras of the distributions that are tested."""
 TABLED = ("torch", "numpy", "av", "ffmpeg", "pyarrow", "fsspec", "safetensors", "pillow", "lerobot")
 
 
@@ -45,8 +52,9 @@ class Environment:
     installs: tuple[tuple[str, ...], ...]
     """Arguments of each call of `uv pip install`.
 
-    {wheel} is understudy and {floors} are its requirements, one by one: uv takes the lowest release of named packages
-    only, not of their dependencies. A later call keeps installed releases.
+    {ours} are the distributions of packages/ with their extras, {tests} the packages of the tests, and {floors} the
+    requirements of ours, one by one: uv takes the lowest release of named packages only, not of their dependencies. A
+    later call keeps installed releases.
     """
     site_variables: tuple[str, ...] = ()
     """Environment variables of the tests that name the folder of its packages."""
@@ -60,19 +68,19 @@ ENVIRONMENTS = (
         "3.11",
         "the lowest releases allowed",
         (
-            ("--resolution", "lowest-direct", "torch==2.7.1", "{floors}", "understudy[all] @ {wheel}"),
-            ("understudy[test] @ {wheel}",),
+            ("--resolution", "lowest-direct", "torch==2.7.1", "{floors}", "{ours}"),
+            ("{tests}",),
         ),
     ),
     Environment(
         "lerobot",
         "3.12",
         "LeRobot 0.6.1 with its own pins",
-        (("lerobot[dataset]==0.6.1", "transformers==5.5.4", "understudy[all,test] @ {wheel}"),),
+        (("lerobot[dataset]==0.6.1", "transformers==5.5.4", "{ours}", "{tests}"),),
         ("UNDERSTUDY_PI05_SITE", "UNDERSTUDY_PI05_PORT"),
         ("lerobot_act",),
     ),
-    Environment("newest", "3.13", "the newest of all", (("--upgrade", "understudy[all,test] @ {wheel}"),)),
+    Environment("newest", "3.13", "the newest of all", (("--upgrade", "{ours}", "{tests}"),)),
 )
 
 
@@ -88,10 +96,11 @@ def main() -> int:
     args = parser.parse_args()
     PLACE.mkdir(exist_ok=True)
     reference, failures = digest("default", Path(sys.executable)), 0
-    wheel, commit = build(), run(["git", "describe", "--always", "--dirty"]).strip()
+    build()
+    commit = run(["git", "describe", "--always", "--dirty"]).strip()
     for each in [each for each in ENVIRONMENTS if not args.names or each.name in args.names]:
         try:
-            row = check(each, wheel, reference, args) | {"commit": commit}
+            row = check(each, reference, args) | {"commit": commit}
             (PLACE / f"{each.name}.json").write_text(json.dumps(row, indent=1) + "\n")
             failures += row["failed"] > 0 or row["different"] > 0
         except (Failed, subprocess.CalledProcessError) as error:
@@ -101,7 +110,7 @@ def main() -> int:
     return min(1, failures)
 
 
-def check(each: Environment, wheel: Path, reference: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+def check(each: Environment, reference: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """Test one environment and return its row of the table.
 
     Raises:
@@ -109,7 +118,7 @@ def check(each: Environment, wheel: Path, reference: dict[str, Any], args: argpa
     """
     python = PLACE / each.name / "bin" / "python"
     if not (args.keep and python.exists()):
-        make(each, wheel)
+        make(each)
     for example in each.examples:
         for data in ([], [str(recording())]) if recording() else ([],):
             run([str(python), str(ROOT / "examples" / f"{example}.py"), *data])
@@ -138,42 +147,75 @@ def check(each: Environment, wheel: Path, reference: dict[str, Any], args: argpa
     }
 
 
-def make(each: Environment, wheel: Path) -> None:
+def make(each: Environment) -> None:
     """Make the virtual environment from scratch."""
     place = PLACE / each.name
     shutil.rmtree(place, ignore_errors=True)
     run([uv(), "venv", "--quiet", "--python", interpreter(each.python), str(place)])
     kept = PLACE / f"{each.name}.constraints"
     for number, arguments in enumerate(each.installs):
-        report(f"{each.name}: installing {' '.join(arguments)}".replace("{wheel}", wheel.name))
+        report(f"{each.name}: installing {' '.join(arguments)}")
         held = ["-c", str(kept)] if number else []
         where = ["--python", str(place / "bin" / "python")]
-        named = [one.format(wheel=wheel.as_uri()) for one in arguments if one != "{floors}"]
-        floors = requirements("all") if "{floors}" in arguments else []
-        run([uv(), "pip", "install", "--quiet", *where, *held, *floors, *named])
+        given = {"{ours}": distributions(), "{tests}": test_packages(), "{floors}": requirements()}
+        named = [word for one in arguments for word in given.get(one, [one])]
+        run([uv(), "pip", "install", "--quiet", "--find-links", str(PLACE / "dist"), *where, *held, *named])
         frozen = run([uv(), "pip", "freeze", *where]).splitlines()
         kept.write_text("\n".join(line for line in frozen if re.match(r"[\w.-]+==", line)) + "\n")
 
 
-def requirements(extra: str) -> list[str]:
-    """Requirements of the core and of an extra, with nested extras resolved."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked, todo = list(project["dependencies"]), [extra]
-    while todo:
-        for one in project["optional-dependencies"][todo.pop()]:
-            inner = re.fullmatch(r"understudy\[([\w,]+)\]", one)
-            todo += inner[1].split(",") if inner else []
-            asked += [] if inner else [one]
-    return sorted(set(asked))
+def papers(name: str) -> dict[str, Any]:
+    """The table `project` of a distribution's pyproject.toml."""
+    project: dict[str, Any] = tomllib.loads((ROOT / "packages" / name / "pyproject.toml").read_text())["project"]
+    return project
 
 
-def build() -> Path:
-    """Build the wheel of understudy."""
+def names() -> list[str]:
+    """Distributions of the product."""
+    others = ("understudy-conformance", "understudy-lerobot-service")
+    return [
+        path.parent.name for path in sorted(ROOT.glob("packages/*/pyproject.toml")) if path.parent.name not in others
+    ]
+
+
+def distributions() -> list[str]:
+    """The wheels of `build`, with their extras, as arguments of `pip install`."""
+    found = []
+    for name in names():
+        (wheel,) = (PLACE / "dist").glob(f"{name.replace('-', '_')}-*.whl")
+        extras = f"[{EXTRAS[name]}]" if name in EXTRAS else ""
+        found.append(f"{name}{extras} @ {wheel.as_uri()}")
+    return found
+
+
+def test_packages() -> list[str]:
+    """Packages of the tests."""
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    return list(groups["test"])
+
+
+def requirements() -> list[str]:
+    """Requirements of all distributions and of their extras."""
+    asked = set[str]()
+    for name in names():
+        project, extras = papers(name), EXTRAS.get(name, "")
+        lines = [*project["dependencies"]]
+        todo = extras.split(",") if extras else []
+        while todo:
+            for one in project["optional-dependencies"][todo.pop()]:
+                inner = re.fullmatch(rf"{name}\[([\w,]+)\]", one)
+                todo += inner[1].split(",") if inner else []
+                lines += [] if inner else [one]
+        asked |= {line for line in lines if not line.startswith("understudy")}
+    return sorted(asked)
+
+
+def build() -> None:
+    """Build the wheels of all distributions."""
     out = PLACE / "dist"
     shutil.rmtree(out, ignore_errors=True)
-    run([uv(), "build", "--quiet", "--wheel", "--out-dir", str(out), str(ROOT)])
-    (wheel,) = out.glob("*.whl")
-    return wheel
+    for name in names():
+        run([uv(), "build", "--quiet", "--wheel", "--out-dir", str(out), str(ROOT / "packages" / name)])
 
 
 def interpreter(version: str) -> str:

@@ -293,7 +293,7 @@ def run_exam(exam: Exam, arguments: list[str]) -> dict[str, Any]:
     ]
     command += [f"--rootdir={folder}", "-c", str(folder / "pytest.ini"), "--timeout=600", *arguments, *files]
     report(f"{exam.name}: pytest {' '.join(exam.files)}")
-    sources = [str(ROOT / "exams"), str(folder), *map(str, [ROOT / "src", *ROOT.glob("packages/*/src")])]
+    sources = [str(ROOT / "exams"), str(folder), *map(str, ROOT.glob("packages/*/src"))]
     environment = {"PYTHONPATH": os.pathsep.join(sources), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     environment |= {"EXAM_FACTS": str(PLACE / f"{exam.name}.facts.json"), "MKL_NUM_THREADS": "1", "HOME": str(PLACE)}
     if "lerobot-lancedb" in exam.packages:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/migration.md"
-TABLES = ROOT / "src/understudy/config/other_trainers.toml"
+TABLES = ROOT / "packages/understudy/src/understudy/config/other_trainers.toml"
 
 
 def write_tables(page: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("src", "packages", "benchmarks", "tests", "scripts", "examples", "exams", "recipes")
+FOLDERS = ("packages", "benchmarks", "tests", "scripts", "examples", "exams", "recipes")
 FILE = re.compile(r"(?<![\w/.:*-])/?[\w./-]*\w\.py\b")
 ARGS = re.compile(r"^Args:\n((?: {4}.*\n|\n)*)", re.MULTILINE)
 NOT_OURS = {
@@ -154,7 +154,7 @@ def test_the_check_of_arguments_sees_a_wrong_name(
 
 
 def test_the_check_of_files_sees_a_dead_name() -> None:
-    files = [Path("src/understudy") / name for name in ("a/x.py", "b/x.py", "b/y.py")]
+    files = [Path("packages/a/src/understudy") / name for name in ("a/x.py", "b/x.py", "b/y.py")]
     tree = ast.parse("'''x.py, b/x.py, `y.py`, z.py, c/y.py, but not *.py and https://a.b/z.py.'''")
     assert strange_files(Path("tests/test_a.py"), tree, files) == ["x.py", "z.py", "c/y.py"]
     assert strange_files(files[0], tree, files) == ["z.py", "c/y.py"]

@@ -10,11 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ALONE = {"understudy_conformance", "understudy_lerobot_service"}
-SOURCES = {
-    path.name: path
-    for path in sorted([*ROOT.glob("src/understudy"), *ROOT.glob("packages/*/src/understudy*")])
-    if path.name not in ALONE
-}
+SOURCES = {path.name: path for path in sorted(ROOT.glob("packages/*/src/understudy*")) if path.name not in ALONE}
 """Folder of each package."""
 MOST_LINES, MOST_FILES, MOST_FLOORS = 700, 25, 6
 

@@ -78,7 +78,7 @@ def test_commands_and_batches_on_other_systems(tmp_path: Path) -> None:
         ["check", data],
         ["edit", data, "edited", "--episodes", "0-3"],
     ]
-    path = os.pathsep.join([str(HIDDEN), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(HIDDEN), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", _PROGRAM, data, json.dumps(commands)]
     environment = {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

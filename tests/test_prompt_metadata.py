@@ -135,8 +135,8 @@ def test_policy_sees_the_metadata() -> None:
 
 def test_pi05_has_the_metadata_in_its_prompts(tmp_path: Path) -> None:
     pytest.importorskip("sentencepiece", reason="needs the extra pi05")
+    from understudy.testing import pi05_policy
     from understudy.testing.sentences import write_model
-    from understudy_zoo.testing import pi05_policy
 
     policy = pi05_policy.policy(write_model(tmp_path), prompt_tokens=120)
     batch, lines = pi05_policy.batch(2), ["quality: 1\nsuccess: true", ""]

@@ -12,8 +12,9 @@ case "$*" in
     "-m venv .venv") echo "+ venv"; mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
     *"install --quiet uv") echo "+ uv"; cp uv .venv/bin/uv ;;
     *"config get"*) exit 1 ;;
-    *"install -c constraints.txt -e .[demo]") echo "+ pip" ;;
-    *"install -c constraints.txt -e .[dev] -e packages/a-conformance -e packages/a-lerobot-service") echo "+ pip" ;;
+    *"install --quiet --upgrade pip>=25.1") ;;
+    *"install -c constraints.txt -e packages/understudy-data[torch]") echo "+ pip" ;;
+    *"--group dev -e packages/understudy-conformance -e packages/understudy-data[torch,"*) echo "+ pip" ;;
     -) cat > /dev/null ;;
     *) echo "unexpected: $*" >&2; exit 9 ;;
 esac
@@ -22,7 +23,7 @@ esac
 
 @pytest.mark.parametrize(("extra", "works"), [("demo", True), ("demo", False), ("dev", False)])
 def test_setup_prints_its_steps(tmp_path: Path, extra: str, works: bool) -> None:
-    for folder in ("scripts", "packages/a-conformance", "packages/a-lerobot-service"):
+    for folder in ("scripts", "packages/understudy-data", "packages/understudy-conformance"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(SCRIPT, tmp_path / "scripts/setup")
     for name, text in (("python", PYTHON), ("uv", f"#!/bin/sh\necho '+ uv install'\nexit {0 if works else 1}\n")):

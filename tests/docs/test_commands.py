@@ -27,7 +27,7 @@ from understudy_kit.cli.help_texts import EXAMPLES
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "examples/README.md")
 FOUND = [page for pattern in ("docs", "recipes/*", "packages/*") for page in ROOT.glob(f"{pattern}/*.md")]
 PAGES = [*(ROOT / page for page in OUTSIDE), *sorted(FOUND)]
-FOLDERS = ("src", "examples", "recipes", "scripts", "packages", "benchmarks")
+FOLDERS = ("examples", "recipes", "scripts", "packages", "benchmarks")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")

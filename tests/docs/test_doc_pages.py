@@ -36,7 +36,7 @@ def named_files(source: str) -> list[str]:
 
 def test_no_text_of_the_source_names_a_page_as_a_file() -> None:
     found = {}
-    for path in [*(ROOT / "src").rglob("*.py"), *ROOT.glob("packages/*/src/**/*.py")]:
+    for path in ROOT.glob("packages/*/src/**/*.py"):
         texts = named_files(path.read_text())
         pages = [text for text in texts if not re.fullmatch(r"[a-z_]+\.md", text)]  # arguments of `page`
         if pages and path.name != "errors.py":
@@ -49,7 +49,7 @@ def test_no_text_of_the_source_names_a_page_as_a_file() -> None:
 def test_pages_that_are_named_exist() -> None:
     calls = [
         name
-        for path in [*(ROOT / "src").rglob("*.py"), *ROOT.glob("packages/*/src/**/*.py")]
+        for path in ROOT.glob("packages/*/src/**/*.py")
         for name in re.findall(r"\bpage\(['\"]([^'\"]+)['\"]\)", path.read_text())
     ]
     assert len(calls) >= 6

@@ -64,7 +64,6 @@ def of_script(file: Path) -> set[str]:
 def of_code() -> set[str]:
     found = set[str]()
     for folder in (
-        "src",
         *(path.relative_to(ROOT) for path in ROOT.glob("packages/*/src/understudy*") if "conformance" not in path.name),
         "scripts",
         "recipes",

@@ -25,6 +25,7 @@ from understudy.config.train import TrainConfig
 from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 from understudy.policies.inference import load_policy
 from understudy.testing.docs import ROOT, code, run_python
+from understudy.testing.pi05 import GOLDEN
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.features import parse_features
 from understudy_data.datasets.selection.where import Where
@@ -220,7 +221,7 @@ def test_policies_page_has_a_config_of_tiny_dimensions(tmp_path: Path) -> None:
     widths = {"action": stored["action_dim"], "observation.state": stored["state_dim"]}
     maps = {key: {"offset": [0] * width, "spread": [1] * width} for key, width in widths.items()}
     (tmp_path / "normalisation.json").write_text(json.dumps(maps))
-    weights = Path(__file__).parents[1] / "policies/pi05/golden" / stored["type"] / "weights.safetensors"
+    weights = GOLDEN / stored["type"] / "weights.safetensors"
     shutil.copy(weights, tmp_path / "model.safetensors")
     assert load_policy(tmp_path).config.sizes.vlm.width == stored["dimensions"]["vlm"]["width"]
 
@@ -258,10 +259,7 @@ def test_architecture_names_existing_files() -> None:
     assert [
         name
         for name in names
-        if not any(
-            (root / name).exists()
-            for root in (ROOT, ROOT / "src/understudy", *ROOT.glob("packages/*/src/*"), *ROOT.glob("packages/*"))
-        )
+        if not any((root / name).exists() for root in (ROOT, *ROOT.glob("packages/*/src/*"), *ROOT.glob("packages/*")))
     ] == []
 
 
@@ -269,7 +267,7 @@ def test_architecture_names_existing_files() -> None:
 def source_texts() -> str:
     """Constants of the source code, one per line, with `…` in place of the values of a formatted one."""
     texts = []
-    for path in [*(ROOT / "src").rglob("*.py"), *ROOT.glob("packages/*/src/**/*.py")]:
+    for path in ROOT.glob("packages/*/src/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 texts.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))

@@ -29,7 +29,7 @@ from support.droid import CAMERAS, LENGTHS, episode_path, range_key, write_droid
 from understudy import Catalog, EpisodeDataset
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import mesh_shape
-from understudy.testing.docs import ROOT, code, expand, settings_of
+from understudy.testing.docs import ROOT, SOURCES, code, expand, settings_of
 from understudy_client.contract.facts import read_contract
 from understudy_client.contract.mismatch import ContractWarning
 from understudy_data.testing.hub import REPO, HubServer
@@ -76,7 +76,7 @@ def test_recipe_runs_word_for_word(
         files_at = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files_at)
         env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub"), "CUDA_VISIBLE_DEVICES": ""}
-        env |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+        env |= {"PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
         for words in commands:
             if words[:2] == ["understudy", "serve"]:
                 serve_and_act(words, variables["PORT"])

@@ -77,7 +77,7 @@ def test_a_missing_extra_keeps_its_pip_line(site: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("understudy_base.optional_packages._is_missing", lambda module: module == "rosbags_gone")
     monkeypatch.setitem(sys.modules["understudy_base.optional_packages"].EXTRAS, "import", ("rosbags_gone",))
     install(site, "bags-1", f"[{GROUP}]\nbag = toys_bags:Bag\n", "import rosbags_gone")
-    with pytest.raises(MissingExtraError, match=r"understudy\[import\]"):
+    with pytest.raises(MissingExtraError, match=r"understudy-tools\[import\]"):
         find_entry_points(GROUP)["bag"].load()
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from understudy.testing.runs import tiny_dataset
 from understudy_base import optional_packages
-from understudy_base.optional_packages import EXTRAS, INCLUDES
+from understudy_base.optional_packages import EXTRAS, INCLUDES, OWNERS, PIP_LINES, MissingExtraError, pip_line
 from understudy_kit.cli.main import COMMANDS
 
 BLOCKER = """
@@ -108,7 +108,7 @@ print(json.dumps([len(catalog.episodes.lengths), "torch" in sys.modules]))
 @pytest.mark.long
 def test_policies_and_optimizers_need_no_reader() -> None:
     """Networks and training steps can be used with other data."""
-    root = Path(__file__).parents[3] / "src/understudy"
+    root = Path(__file__).parents[2] / "understudy/src/understudy"
     modules = sorted(root.rglob("*.py"))
     names = [".".join(path.relative_to(root).with_suffix("").parts) for path in modules]
     names = [name for name in names if name.split(".")[0] in ("policies", "optim")] + [
@@ -135,20 +135,19 @@ print(json.dumps(printed))
 """
 
 
-def test_one_command_installs_all_that_a_command_needs() -> None:
+def test_one_line_installs_all_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the next call would fail for the next extra."""
-    calls = [["serve", "x"], ["demo"], ["train"]]
-    hints = [re.findall(r"understudy\[([\w,]+)\]", printed) for _, printed in without(ALL, CALLS, json.dumps(calls))]
-    assert hints == [["train,serve"], ["demo"], ["train"]]
+    monkeypatch.setattr(optional_packages, "_is_missing", lambda module: True)
+    with pytest.raises(MissingExtraError) as raised:
+        optional_packages.require("s3", "hub", "sim", "demo")
+    line = "pip install 'understudy-data[s3,hub]' 'understudy-robot[sim]'"
+    assert str(raised.value).endswith(line)
 
 
-@pytest.mark.parametrize("missing", ["pydantic", "annotated_types", "yaml", "tqdm"])
-def test_every_command_names_the_missing_extra(missing: str) -> None:
-    calls = [command.split() for command in COMMANDS] + [["train", "--help"]]
-    for call, (code, said) in zip(calls, without({missing}, CALLS, json.dumps(calls)), strict=True):
-        assert code == 2, call
-        assert re.search(r"pip install 'understudy\[\w+\]'", said), (call, said)
-        assert said.count("\n") == 1, said
+def test_commands_without_an_extra_need_none_of_them() -> None:
+    calls = [[*command.split(), "--help"] for command in COMMANDS]
+    for call, (code, said) in zip(calls, without(ALL, CALLS, json.dumps(calls)), strict=True):
+        assert code == 0, (call, said)
 
 
 def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Path) -> None:
@@ -156,17 +155,15 @@ def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Pa
     asked = {
         "demo": [["demo", "--output-dir", out], ["record", "--output-dir", out]],
         "sim": [["record", "--output-dir", out, "--env", "metaworld"]],
-        "serve": [["serve", str(data)]],
         "s3": [["check", "s3://bucket/data", "--json"]],
         "hub": [["check", "hf://datasets/someone/something", "--json"]],
         "remote": [["check", "http://127.0.0.1:9/data", "--json"]],
     }
     calls = [(extra, call) for extra, several in asked.items() for call in several]
-    blocked = ALL - set(EXTRAS["train"])
-    printed = without(blocked, CALLS, json.dumps([call for _, call in calls]))
+    printed = without(ALL, CALLS, json.dumps([call for _, call in calls]))
     for (extra, call), (code, said) in zip(calls, printed, strict=True):
         assert code == 2, (call, said)
-        assert f"pip install 'understudy[{extra}]'" in said, (call, said)
+        assert pip_line(extra) in said, (call, said)
         assert said.count("\n") == 1, said
     assert list(tmp_path.iterdir()) == []
 
@@ -176,29 +173,10 @@ def test_run_without_other_extras_has_its_report(data: Path, tmp_path: Path) -> 
     out = tmp_path / "run"
     small = "--steps 2 --batch-size 2 --data.chunk-size 2 --policy.width 8 --policy.layers 1"
     call = ["train", "--data.root", str(data), "--output-dir", str(out), *small.split()]
-    [[code, said]] = without(ALL - set(EXTRAS["train"]), CALLS, json.dumps([call]))
+    [[code, said]] = without(ALL, CALLS, json.dumps([call]))
     assert code == 0, said
     assert (out / "policy").is_dir()
     assert (out / "report.html").is_file()
-
-
-@pytest.mark.long
-def test_import_of_a_module_names_the_missing_extra(data: Path) -> None:
-    code = """
-from understudy_base.optional_packages import MissingExtraError
-printed = {}
-for name in sys.argv[1:]:
-    try:
-        importlib.import_module(f"understudy.{name}")
-    except MissingExtraError as error:
-        printed[name] = str(error)
-print(json.dumps(printed))
-"""
-    names = {"config.train": "train", "train.run": "train", "cli.runs": "train", "envs.tabletop": "demo"}
-    printed = without(ALL, code, *names)
-    assert {name: re.findall(r"understudy\[(\w+)\]", said) for name, said in printed.items()} == {
-        name: [extra] for name, extra in names.items()
-    }
 
 
 @pytest.mark.long
@@ -231,25 +209,27 @@ tool.record = broken
     assert "Traceback" in said
 
 
-def test_extras_match_pyproject() -> None:
-    declared = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    optional = declared["optional-dependencies"]
-    spelt = {
-        "annotated_types": "annotated-types",
-        "yaml": "pyyaml",
-        "rerun": "rerun-sdk",
-        "grpc": "grpcio",
-        "libero": "hf-libero",
-    }
+def test_extras_match_the_papers() -> None:
+    spelt = {"rerun": "rerun-sdk", "libero": "hf-libero"}
     spelt |= dict.fromkeys(("diffusers", "transformers", "num2words"), "lerobot")  # its own extras install them
+    papers = Path(__file__).parents[2]
+    doors = tomllib.loads((papers.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for extra, modules in EXTRAS.items():
+        owner = OWNERS[extra]
+        optional = tomllib.loads((papers / owner / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         packages = {re.split(r"[<>=\[;]", wanted)[0] for wanted in optional[extra]}
         assert {spelt.get(module, module) for module in modules} <= packages
-        included = re.findall(r"understudy\[([\w,]+)\]", " ".join(optional[extra]))
+        included = re.findall(rf"{owner}\[([\w,]+)\]", " ".join(optional[extra]))
         assert sorted(",".join(included).split(",") if included else []) == sorted(INCLUDES.get(extra, ()))
-    assert all(
-        "<" not in wanted and "==" not in wanted for wanted in declared["dependencies"] if "understudy-" not in wanted
-    )
+        assert f"{owner}[{extra}] @ {{root:uri}}/packages/{owner}" in doors[extra]
+
+
+def test_the_lines_of_distributions_name_doors_that_exist() -> None:
+    root = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    for line in PIP_LINES.values():
+        door = re.fullmatch(rf"pip install '{root['name']}\[(\w+)\] @ git\+{root['urls']['Homepage']}'", line)
+        assert door is not None
+        assert door[1] in root["optional-dependencies"]
 
 
 def test_a_package_that_asks_for_a_newer_numpy_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,23 +252,25 @@ def test_a_package_that_asks_for_a_newer_numpy_is_one_line(monkeypatch: pytest.M
 def test_lerobot_on_an_old_python_names_the_python(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = ModuleNotFoundError("no module", name="lerobot")
     monkeypatch.setattr(optional_packages, "_is_missing", lambda module: True)
-    for python, named in (((3, 11), "3.11"), ((3, 12), "pip install 'understudy[lerobot]'")):
+    for python, named in (((3, 11), "3.11"), ((3, 12), "pip install 'understudy-zoo[lerobot]'")):
         info = SimpleNamespace(major=python[0], minor=python[1])
         monkeypatch.setattr(sys, "version_info", type("Version", (tuple,), vars(info))(python))
         assert named in str(optional_packages.describe_missing(missing))
 
 
 def test_packages_that_tests_import_are_declared() -> None:
-    """The remedy: list the package in the extra `test` of pyproject.toml."""
+    """The remedy: list the package in the group `test` of pyproject.toml."""
     top = Path(__file__).parents[3]
     declared: set[str] = set()
     for file in (top / "pyproject.toml", *top.glob("packages/*/pyproject.toml")):
-        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
-        for lines in (project.get("dependencies", []), *project.get("optional-dependencies", {}).values()):
-            declared |= {distribution_name(line) for line in lines}
+        papers = tomllib.loads(file.read_text(encoding="utf-8"))
+        project = papers["project"]
+        groups = [*project.get("optional-dependencies", {}).values(), *papers.get("dependency-groups", {}).values()]
+        for lines in (project.get("dependencies", []), *groups):
+            declared |= {distribution_name(line) for line in lines if isinstance(line, str)}
     undeclared: list[str] = []
     owners = metadata.packages_distributions()
-    for file in (top / "tests").rglob("*.py"):
+    for file in [*(top / "tests").rglob("*.py"), *top.glob("packages/*/tests/**/*.py")]:
         for module in imported_at_once(file) & owners.keys():
             if declared.isdisjoint(map(distribution_name, owners[module])):
                 undeclared.append(f"{file.relative_to(top)}: {module}")

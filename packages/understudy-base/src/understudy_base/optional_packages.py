@@ -1,7 +1,6 @@
-"""Optional packages (the extras of pyproject.toml), and the error for one that is not installed.
+"""Optional packages (the extras of the distributions), and the error for one that is not installed.
 
-The core (reading, loading, writing, order, policies, optimizers) needs none of them. A module that does imports them
-inside `optional_imports()`, or from `config/declare.py`.
+A module that needs one imports it inside `optional_imports()`.
 """
 
 import re
@@ -13,36 +12,38 @@ from importlib.util import find_spec
 from understudy_base.errors import UnderstudyError
 
 EXTRAS = {
-    "train": ("pydantic", "annotated_types", "yaml", "tqdm"),
     "remote": ("requests", "urllib3"),
     "hub": ("huggingface_hub",),
     "s3": ("s3fs",),
+    "ray": ("ray",),
+    "torchcodec": ("torchcodec",),
+    "import": ("rosbags", "h5py", "zarr"),
+    "rerun": ("rerun",),
+    "pi05": ("sentencepiece", "tokenizers"),
     "demo": ("mujoco",),
     "sim": ("metaworld",),
     "gymnasium": ("gymnasium",),
     "libero": ("libero",),
-    "pi05": ("sentencepiece", "tokenizers"),
-    "jax-weights": ("tensorstore",),
-    "serve": ("websockets", "msgpack"),
-    "ray": ("ray",),
-    "rerun": ("rerun",),
-    "import": ("rosbags", "h5py", "zarr"),
     "lerobot": ("lerobot", "diffusers", "transformers", "num2words"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "jax-weights": ("tensorstore",),
 }
 """Extra -> modules that it installs, without those of the extras that it includes."""
-INCLUDES = {
-    "demo": ("train",),
-    "sim": ("demo",),
-    "gymnasium": ("train",),
-    "libero": ("train",),
-    "import": ("train",),
-    "hub": ("remote",),
-    "s3": ("remote",),
-}
+INCLUDES = {"sim": ("demo",), "hub": ("remote",), "s3": ("remote",)}
 """Extra -> other extras that it includes."""
-PIP_LINES = dict.fromkeys(("tools", "understudy", "robot", "zoo"), "pip install understudy")
-"""Distribution of this project -> the line that installs it. One distribution has all of them so far."""
+OWNERS = {
+    **dict.fromkeys(("remote", "hub", "s3", "ray", "torchcodec"), "understudy-data"),
+    **dict.fromkeys(("import", "rerun"), "understudy-tools"),
+    "pi05": "understudy",
+    **dict.fromkeys(("demo", "sim", "gymnasium", "libero"), "understudy-robot"),
+    **dict.fromkeys(("lerobot", "onnx", "jax-weights"), "understudy-zoo"),
+}
+"""Extra -> the distribution that has it. pip adds it to a distribution that is installed, wherever that came from."""
+ADDRESS = "git+https://github.com/understudy-robotics/understudy"
+"""Where the distributions are: on no index yet, where a short name could be that of somebody else's package."""
+_DOORS = {"tools": "tools", "understudy": "train", "robot": "robot", "zoo": "zoo"}
+PIP_LINES = {wheel: f"pip install 'understudy-wheels[{door}] @ {ADDRESS}'" for wheel, door in _DOORS.items()}
+"""Distribution of this project -> the line that installs it."""
 
 
 class MissingExtraError(UnderstudyError, ModuleNotFoundError):
@@ -54,7 +55,7 @@ def require(*extras: str) -> None:
     lacking = [extra for extra in extras if not is_installed(extra)]
     if lacking:
         named = [extra for extra in lacking if not any(extra in _included(other) for other in lacking)]
-        raise missing_extra(next(filter(_is_missing, _modules(lacking[0]))), ",".join(dict.fromkeys(named)))
+        raise missing_extra(next(filter(_is_missing, _modules(lacking[0]))), *dict.fromkeys(named))
 
 
 def is_installed(extra: str) -> bool:
@@ -106,18 +107,28 @@ def _version(package: str) -> str:
         return ""
 
 
-def missing_extra(module: str, extra: str) -> MissingExtraError:
-    """Return the error for what an extra installs.
+def missing_extra(module: str, *extras: str) -> MissingExtraError:
+    """Return the error for what extras install.
 
     Args:
         module: the missing module, or words for what is missing.
-        extra: one or more extras, with commas.
+        extras: one, or more.
     """
-    if extra.split(",")[-1] == "lerobot" and sys.version_info < (3, 12):
+    line = pip_line(*extras)
+    if "lerobot" in extras and sys.version_info < (3, 12):
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        fix = "make an environment with Python 3.12, then: pip install 'understudy[lerobot]'"
+        fix = f"make an environment with Python 3.12, then: {line}"
         return MissingExtraError(f"{module} needs Python 3.12 or newer, and this is {python}: {fix}", name=module)
-    return MissingExtraError(f"{module} is not installed: pip install 'understudy[{extra}]'", name=module)
+    return MissingExtraError(f"{module} is not installed: {line}", name=module)
+
+
+def pip_line(*extras: str) -> str:
+    """Return the command that installs extras: `pip install 'understudy-data[s3]'`."""
+    groups: dict[str, list[str]] = {}
+    for extra in extras:
+        groups.setdefault(OWNERS[extra], []).append(extra)
+    wanted = [f"'{owner}[{','.join(names)}]'" for owner, names in groups.items()]
+    return f"pip install {' '.join(wanted)}"
 
 
 def missing_distribution(what: str, distribution: str) -> MissingExtraError:

@@ -2,7 +2,7 @@
 
 A bar is redrawn with carriage returns, which would fill one line of a log file with megabytes. A log line holds the
 count, the recent rate and the remaining time at that rate. A notebook would keep each redrawn bar, so there one output
-is updated in place. Needs the extra `train`.
+is updated in place. Needs tqdm, which the distributions that show progress bring.
 """
 
 import logging
@@ -12,10 +12,7 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
-from understudy_base.optional_packages import optional_imports
-
-with optional_imports():
-    from tqdm import tqdm
+from tqdm import tqdm
 
 __all__ = ["Progress", "show_log", "tqdm"]
 

@@ -18,9 +18,10 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import numpy as np
+from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.sync.client import ClientConnection, connect
 
 from understudy_base.credentials import redact
-from understudy_base.optional_packages import optional_imports
 from understudy_base.records import Record
 from understudy_client.access import VARIABLE, is_loopback, read_token
 from understudy_client.contract.facts import RobotFacts
@@ -37,10 +38,6 @@ from understudy_client.protocol import (
     read_mismatches,
     rebuild_error,
 )
-
-with optional_imports():
-    from websockets.exceptions import InvalidStatus, WebSocketException
-    from websockets.sync.client import ClientConnection, connect
 
 FAILURES = (OSError, WebSocketException)
 """Errors of a connection that another one may not have."""

@@ -14,16 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgpack
 import numpy as np
 
 from understudy_base.errors import UnderstudyError
-from understudy_base.optional_packages import optional_imports
 from understudy_base.records import Record
 from understudy_client.contract.mismatch import ContractError, Mismatch
 from understudy_client.dialects import OPENPI, Dialect, FormError, pack_array, pack_number, read_form
-
-with optional_imports():
-    import msgpack
 
 CONTROL, ERROR = "understudy", "error"
 VERSION = 1

@@ -111,7 +111,7 @@ def test_torchcodec_missing(error: Exception, tmp_path: Path, monkeypatch: pytes
     for name in [name for name in sys.modules if name.startswith("torchcodec")]:
         monkeypatch.delitem(sys.modules, name)
     path = write_video(tmp_path / "clip.mp4", "h264-gop2", 4)
-    with refused("video_backend='torchcodec'", fix="understudy[torchcodec]") as raised:
+    with refused("video_backend='torchcodec'", fix="understudy-data[torchcodec]") as raised:
         open_video(path, backend="torchcodec")
-    assert "understudy[torchcodec]" in raised.value.fix
+    assert "understudy-data[torchcodec]" in raised.value.fix
     assert open_video(path).count == 4  # the default works without it

@@ -236,7 +236,7 @@ def test_record_takes_an_expert_of_a_file(tmp_path: Path, monkeypatch: pytest.Mo
 def test_missing_gymnasium_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "understudy_robot.envs.gymnasium")
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with refused("gymnasium", "'understudy[gymnasium]'", kind=MissingExtraError):
+    with refused("gymnasium", "'understudy-robot[gymnasium]'", kind=MissingExtraError):
         open_env("gymnasium:Any-v0")
 
 

@@ -95,5 +95,5 @@ def test_open_env_names_the_extra_of_a_missing_package(
         if module.startswith(("understudy_robot.envs.", f"{package}.")) and module != "understudy_robot.envs.registry":
             monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
-    with refused(f"'{name}'", package, f"'understudy[{extra}]'", kind=MissingExtraError):
+    with refused(f"'{name}'", package, f"'understudy-robot[{extra}]'", kind=MissingExtraError):
         open_env(name)

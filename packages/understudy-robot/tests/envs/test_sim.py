@@ -14,7 +14,7 @@ mujoco = pytest.importorskip("mujoco", reason="the extra `demo` is not installed
 
 from understudy_base.testing.refusals import refused  # noqa: E402
 from understudy_robot.envs import tabletop as sim  # noqa: E402
-from understudy_robot.envs.tabletop import (
+from understudy_robot.envs.tabletop import (  # noqa: E402
     APART,
     COLORS,
     HALF,
@@ -117,9 +117,8 @@ def test_wrong_inputs_are_named(env: TabletopEnv) -> None:
 
 def test_seed_and_actions_decide_everything_in_any_process() -> None:
     here = trajectory(7)
-    own, tests = str(Path(__file__).parent), str(Path(__file__).parents[1])  # this file and `support`
     code = f"""
-import sys; sys.path[:0] = [{own!r}, {tests!r}]
+import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import numpy; numpy.random.random(100)
 from test_sim import trajectory
 trajectory(3); print(trajectory(7))

@@ -16,12 +16,12 @@ from understudy.policies.inference import load_policy
 from understudy.policies.pi05.first_weights import FirstWeights
 from understudy.policies.pi05.released_keys import WeightsError
 from understudy.policies.weight_files import open_weights
-from understudy.testing.pi05 import SMALL, small
+from understudy.testing.pi05 import GOLDEN, SMALL, small
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_zoo.pi05.jax_tree import JaxTree, find_places
 from understudy_zoo.testing import jax_tree
 
-STORED = Path(__file__).parent / "golden" / "jax"
+STORED = GOLDEN / "jax"
 """The tree of `jax_tree.weights()`, written by orbax-checkpoint 0.12.8 (`python
 packages/understudy-zoo/src/understudy_zoo/testing/jax_tree.py`)."""
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])

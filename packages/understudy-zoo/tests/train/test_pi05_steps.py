@@ -21,17 +21,20 @@ from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.torch_release import has_grad_dtype, has_gradient_sum
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.pi05.policy import Pi05Policy
+from understudy.testing.pi05_policy import CAMERAS, batch, policy
 from understudy.testing.ranks import in_ranks
 from understudy.train.state import TrainState, assemble
-from understudy_zoo.testing.pi05_policy import CAMERAS, batch, policy
+from understudy_zoo.world_action.config import WorldActionConfig
+from understudy_zoo.world_action.policy import WorldActionPolicy
 
 COUNT, STEPS, LONG = 4, 2, 20
+WORLD_ACTION = {"network": WorldActionPolicy, "make": WorldActionConfig}
 ADAPTERS = LoraConfig(4, targets=("vlm.*", "expert.*"))
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "flow and text": ({"response_tokens": 8, "max_delay": 2}, {"activation_checkpoint": "full"}),
     "pi0, whole share at once": ({"adaptive": False}, {"micro_batch_size": None}),
     "world_action": (
-        {"future": True, "future_images": 2, "future_patch": 4},
+        {"future": True, "future_images": 2, "future_patch": 4} | WORLD_ACTION,
         {"mode": "joint", "activation_checkpoint": "full"},
     ),
     "bf16": ({"compute": "bfloat16"}, {"precision": "bf16"}),

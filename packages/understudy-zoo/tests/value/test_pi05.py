@@ -20,6 +20,9 @@ from understudy.policies.pi05.released_keys import EMBEDDING, HEAD
 from understudy.policies.policy import Policy, load
 from understudy.testing.killed import WORLD_ACTION
 from understudy.testing.pi05 import SMALL
+from understudy.testing.pi05_policy import CAMERAS, NORMALISATION
+from understudy.testing.pi05_policy import batch as pi05_batch
+from understudy.testing.pi05_policy import policy as pi05_policy
 from understudy.testing.runs import final_tensors, series, tiny_config, tiny_dataset
 from understudy.testing.sentences import write_model
 from understudy.train import run
@@ -31,9 +34,6 @@ from understudy_data.testing.datasets import rate_episodes
 from understudy_data.testing.outcomes import write_outcomes
 from understudy_kit.config.schema import override
 from understudy_zoo.cli.score import ScoreConfig, score
-from understudy_zoo.testing.pi05_policy import CAMERAS, NORMALISATION
-from understudy_zoo.testing.pi05_policy import batch as pi05_batch
-from understudy_zoo.testing.pi05_policy import policy as pi05_policy
 from understudy_zoo.value.config import Pi05ValueConfig, Pi05ValueSettings, ReturnSettings
 from understudy_zoo.value.model import Pi05ValuePolicy
 

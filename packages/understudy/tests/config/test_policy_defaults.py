@@ -126,7 +126,7 @@ def test_eager_attention_and_chosen_blocks_have_their_conditions() -> None:
 @pytest.mark.skipif(find_spec("lerobot") is not None, reason="needs an installation without LeRobot")
 def test_defaults_of_a_missing_package_are_refused_or_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *ROOT, "--policy.type", "lerobot-act", "--print-config"]) == 2
-    assert "understudy[lerobot]" in capsys.readouterr().err
+    assert "understudy-zoo[lerobot]" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         read_settings("train", ["--policy.type", "lerobot-act", "--help"])
-    assert "understudy[lerobot]" in " ".join(capsys.readouterr().out.split())
+    assert "understudy-zoo[lerobot]" in " ".join(capsys.readouterr().out.split())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from understudy.testing.docs import SOURCES
 from understudy.testing.runs import series, tiny_config, tiny_dataset
 from understudy.testing.slurm import cluster, missing, wait_for
 from understudy.train.checkpoint.run_dir import RunDir
@@ -29,9 +30,8 @@ def test_a_job_that_is_stopped_goes_back_into_the_queue_and_ends(
     command = binaries / "understudy"  # as a person's environment has it
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m understudy "$@"\n')
     command.chmod(0o755)
-    source = Path(__file__).parents[4] / "src"
     monkeypatch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(source))
+    monkeypatch.setenv("PYTHONPATH", SOURCES)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")  # no name server knows the virtual hosts
     monkeypatch.setenv("RANKS_PER_NODE", "1")
     run, file = tmp_path / "run", tmp_path / "c.yaml"

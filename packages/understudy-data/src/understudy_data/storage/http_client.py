@@ -27,6 +27,7 @@ from urllib.parse import urljoin, urlsplit
 
 from understudy_base.credentials import strip_credentials
 from understudy_base.errors import DatasetError, SourceError
+from understudy_base.optional_packages import pip_line
 from understudy_data.storage.cancel import Cancelled, is_cancelled
 from understudy_data.storage.remote_options import RetryPolicy, TransientError, should_stop
 
@@ -338,7 +339,7 @@ def _new_session() -> Any:
     try:
         import requests
     except ImportError:
-        raise DatasetError("reading over HTTP needs requests", fix="pip install 'understudy[remote]'") from None
+        raise DatasetError("reading over HTTP needs requests", fix=pip_line("remote")) from None
     session = requests.Session()
     for scheme in ("http://", "https://"):
         session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=_MAX_CONNECTIONS))

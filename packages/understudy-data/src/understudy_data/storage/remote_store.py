@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from understudy_base.credentials import CREDENTIALS_HINT, strip_credentials
 from understudy_base.errors import DatasetError, MissingFileError, SourceError, hub_remedy, is_offline, summarize
+from understudy_base.optional_packages import pip_line
 from understudy_base.records import Record
 from understudy_data.storage.byte_source import CHANGED, RESTART
 from understudy_data.storage.dataset_version import Stat
@@ -109,7 +110,7 @@ def open_fs(root: str, options: dict[str, Any]) -> tuple[Any, str]:
         fs, base = url_to_fs(root, **options)
     except ImportError as error:
         protocol = root.partition("://")[0]
-        fix = f"pip install 'understudy[{_EXTRA[protocol]}]'" if protocol in _EXTRA else "install that package"
+        fix = pip_line(_EXTRA[protocol]) if protocol in _EXTRA else "install that package"
         raise DatasetError(
             f"no driver for {protocol}:// is installed: {summarize(error)}", where=root, fix=fix
         ) from error

@@ -216,7 +216,7 @@ def _decoder_class() -> Any:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DatasetError(
             f"video_backend='torchcodec' does not load: {first}",
-            fix="pip install 'understudy[torchcodec]' and FFmpeg's shared libraries, or use video_backend='pyav'",
+            fix="pip install 'understudy-data[torchcodec]' and FFmpeg's shared libraries, or use video_backend='pyav'",
         ) from None
     return VideoDecoder
 

@@ -35,8 +35,8 @@ class Command:
     """Positional argument: [FILE] (settings in YAML, TOML or JSON, optional), RUN, PATH or [PATH ...]."""
     launchable: bool = False
     """Whether several processes may run it together: `--launch N`, or torchrun."""
-    extra: str = "train"
-    """Extra to install besides the core; reading settings alone needs `train`."""
+    extra: str = ""
+    """Extra of its distribution that it needs; "" for none."""
     wheel: str = ""
     """Distribution that it comes with, a key of
     `optional_packages.PIP_LINES`; "" for one of another package."""
@@ -187,14 +187,12 @@ COMMANDS = {
     "serve": Command(
         "a policy for robots, over a websocket",
         "POLICY",
-        extra="serve",
         wheel="robot",
         own_signals=True,
     ),
     "replay": Command(
         "a recorded episode through the server, and open-loop validation",
         "RUN",
-        extra="serve",
         wheel="robot",
     ),
     "contract": Command("a contract, or the contradictions between two", "PATH [PATH]", wheel="robot"),

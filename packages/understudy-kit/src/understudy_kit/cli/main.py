@@ -206,10 +206,10 @@ def _run(found: Found, arguments: list[str], debug: bool) -> int:
     name = found.name
     try:
         asks_help = not {"-h", "--help"}.isdisjoint(arguments)
-        extras = [found.row.extra] if found.row and found.point and not asks_help else []
-        require("train", *extras)  # settings need the first
+        if found.row and found.row.extra and found.point and not asks_help:
+            require(found.row.extra)
         command = found.facts
-        if not asks_help:
+        if command.extra and not asks_help:
             require(command.extra)
         from understudy_base.progress import show_log
         from understudy_kit.config.schema import dump_yaml

@@ -5,10 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Annotated, Any, TypeVar
 
-from understudy_base.optional_packages import optional_imports
-
-with optional_imports():
-    from annotated_types import Ge, Gt, Interval
+from annotated_types import Ge, Gt, Interval
 
 T = TypeVar("T")
 POSITIONAL = "positional"

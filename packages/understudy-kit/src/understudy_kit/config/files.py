@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import optional_imports
 
 SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 """Suffixes of settings files."""
@@ -35,8 +34,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: not valid TOML: {error}") from error
     if path.suffix == ".json":
         return _as_mapping(path, _parse_json(path, text))
-    with optional_imports():
-        import yaml
+    import yaml
 
     try:
         content = yaml.load(text, _unique_loader())

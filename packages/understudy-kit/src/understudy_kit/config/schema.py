@@ -14,7 +14,6 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from understudy_base.credentials import remember_credentials
 from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import optional_imports
 from understudy_base.records import Record
 from understudy_kit.config.files import read_file
 from understudy_kit.config.help import OTHER_TYPE, expected, flag_of, item_class, members, nearest_choice
@@ -50,8 +49,7 @@ def validate(
         ConfigError: lists *all* errors, one `dotted.path: reason` a line; an unknown name comes with the nearest known
             one.
     """
-    with optional_imports():
-        from pydantic import ValidationError
+    from pydantic import ValidationError
 
     content = _joined(cls, brought or {}, content)
     content = {**content, **{name: None for name in getattr(cls, "UNCAPPED", ()) if str(content.get(name)) == "-1"}}
@@ -178,8 +176,7 @@ def override(config: T, **changes: Any) -> T:
 
 def dump_yaml(config: Any) -> str:
     """Write all settings, defaults included, as YAML that `load` reads back to an equal value."""
-    with optional_imports():
-        import yaml
+    import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # of libyaml, where PyYAML was built with it
     # ASCII: PyYAML would write U+0085 as a line break.

@@ -63,6 +63,6 @@ def _built_in(name: str, target: str, extra: str) -> Callable[..., Env]:
     try:
         factory: Callable[..., Env] = getattr(import_module(f"understudy_robot.envs.{module}"), kind)
     except ModuleNotFoundError as error:
-        message = f"the environment {name!r} needs {error.name}: pip install 'understudy[{extra}]'"
+        message = f"the environment {name!r} needs {error.name}: pip install 'understudy-robot[{extra}]'"
         raise MissingExtraError(message, name=error.name) from error
     return factory

@@ -3,15 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from understudy_base.optional_packages import optional_imports
+from annotated_types import Gt, Interval
+from pydantic import AllowInfNan, Field, Strict, TypeAdapter, ValidationError
+
 from understudy_client.contract.facts import RobotFacts
 from understudy_client.contract.form import Robot, check_form
 from understudy_client.dialects import describe
 from understudy_client.protocol import CONTROL, MessageError, Noise
-
-with optional_imports():
-    from annotated_types import Gt, Interval
-    from pydantic import AllowInfNan, Field, Strict, TypeAdapter, ValidationError
 
 Op = Literal["act", "reset", "hello"]
 """A chunk for the observation; the start of an episode; the robot's statements about itself."""

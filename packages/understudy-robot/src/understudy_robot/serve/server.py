@@ -13,10 +13,15 @@ from contextlib import contextmanager, nullcontext, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request as HttpRequest
+from websockets.http11 import Response
+
 from understudy.policies.inference import RobotPolicy
 from understudy_base.entry_points import find_entry_points
 from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import MissingExtraError, optional_imports
+from understudy_base.optional_packages import MissingExtraError
 from understudy_client.access import is_authorized, is_loopback, is_own_host, read_token
 from understudy_client.contract.mismatch import printable
 from understudy_client.dialects import OPENPI, Dialect
@@ -26,12 +31,6 @@ from understudy_robot.serve.engine import GRACE_S, Engine, RobotGoneError
 from understudy_robot.serve.metrics import Metrics
 from understudy_robot.serve.requests import read_request
 from understudy_robot.serve.session import Session, describe_policy, warm_up
-
-with optional_imports():
-    from websockets.asyncio.server import ServerConnection, serve
-    from websockets.exceptions import ConnectionClosed
-    from websockets.http11 import Request as HttpRequest
-    from websockets.http11 import Response
 
 if TYPE_CHECKING:
     from understudy_robot.serve.config import ServeConfig

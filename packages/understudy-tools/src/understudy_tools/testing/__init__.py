@@ -2,8 +2,6 @@
 
 bags           bags written by `rosbags` and by `mcap-ros2-support`, with known values
 edited         edited datasets, and the comparison of episodes between two datasets
-launched_rank  one rank of a launcher: README's own loop, then the same epoch by a DataLoader: `launched_rank.py ROOT
-OUT [group]`
 mcap_files     MCAP files written record by record, so that each part can be left out, repeated or damaged
 part_work      work of tests: functions of parts that count their calls, end their process, or wait
 processes      processes of this host, by `ps`

@@ -29,7 +29,7 @@ def test_recording_is_a_new_file(tmp_path: Path) -> None:
 def test_view_names_the_extra(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["view", str(tmp_path), "--rerun", str(tmp_path / "new.rrd"), "--episodes", "0"]
     assert main.main(words) == main.WRONG_INPUT
-    assert "pip install 'understudy[rerun]'" in capsys.readouterr().err
+    assert "pip install 'understudy-tools[rerun]'" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not INSTALLED, reason="rerun is not installed")

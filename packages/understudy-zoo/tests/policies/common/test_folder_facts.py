@@ -15,11 +15,11 @@ from understudy.policies.common.folder_facts import FACTS
 from understudy.policies.inference import RobotPolicy, load_policy
 from understudy.policies.pi05.normalization import find_normalization
 from understudy.policies.pi05.policy import Pi05Policy
+from understudy.testing.pi05_policy import CAMERAS, NORMALISATION, policy
 from understudy.testing.sentences import write_model
 from understudy_base.errors import ConfigError
 from understudy_kit.cli.main import main
 from understudy_zoo.folder_formats import describe_folder, save_folder
-from understudy_zoo.testing.pi05_policy import CAMERAS, NORMALISATION, policy
 
 WIDE = {"offset": [0.1, 0.2, 0.5], "spread": [2.0, 1.0, 0.0]}
 

@@ -21,6 +21,8 @@ from understudy.policies.pi05.config import Pi05Settings, Sizes
 from understudy.policies.pi05.normalization import find_normalization, fit_normalization
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
+from understudy.testing.pi05 import GOLDEN
+from understudy.testing.pi05_policy import CAMERAS, policy
 from understudy.testing.released import released_shapes
 from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.testing.sentences import write_model
@@ -30,7 +32,6 @@ from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit.cli.main import main
 from understudy_zoo.folder_formats import ForeignFolder, describe_folder, save_folder
-from understudy_zoo.testing.pi05_policy import CAMERAS, policy
 
 FAMILIES = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
 TOOLS = pytest.mark.parametrize("tool", ["lerobot", "openpi"])
@@ -329,7 +330,6 @@ NEEDS_PORT = pytest.mark.skipif(
     not SITE or not PORT,
     reason="UNDERSTUDY_PI05_SITE and UNDERSTUDY_PI05_PORT name no port; tests/support/golden_pi05.py installs one",
 )
-GOLDEN = Path(__file__).with_name("golden")
 LOAD = """
 import sys, json, pathlib, torch, safetensors.torch
 sys.path.insert(0, sys.argv[1])

@@ -12,6 +12,7 @@ pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 from understudy.policies import policy_folder
 from understudy.policies.pi05.config import Pi0PolicyConfig, Pi05PolicyConfig, Pi05Settings, Sizes
 from understudy.policies.registry import check_start
+from understudy.testing.pi05_policy import NORMALISATION, policy
 from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.testing.sentences import write_model
 from understudy.train import run
@@ -20,7 +21,6 @@ from understudy_base.testing.refusals import refused
 from understudy_data.checksums import write_checksums
 from understudy_kit.cli.main import main
 from understudy_zoo.folder_formats import describe_folder, save_folder
-from understudy_zoo.testing.pi05_policy import NORMALISATION, policy
 
 LEROBOT: dict[str, Any] = {
     "type": "pi05",

@@ -23,6 +23,7 @@ from understudy.policies.pi05.released_keys import EXPERT_HEAD, HEAD, own_name
 from understudy.policies.registry import check_start
 from understudy.policies.weight_files import FILE, INDEX
 from understudy.testing.pi05 import SMALL
+from understudy.testing.pi05_policy import CAMERAS, NORMALISATION, policy
 from understudy.testing.policies import editable
 from understudy.testing.released import released_shapes
 from understudy.testing.runs import tiny_config, tiny_dataset
@@ -33,7 +34,6 @@ from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit.cli.main import main
 from understudy_zoo.folder_formats import describe_folder, save_folder
-from understudy_zoo.testing.pi05_policy import CAMERAS, NORMALISATION, policy
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False])
 MAPS = {"heads": [""], **NORMALISATION}

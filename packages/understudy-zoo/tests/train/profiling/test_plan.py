@@ -34,7 +34,8 @@ from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowSettings
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings, Sizes
-from understudy.testing.pi05 import SMALL
+from understudy.testing import pi05_policy
+from understudy.testing.pi05 import GOLDEN, SMALL
 from understudy.testing.ranks import in_ranks
 from understudy.testing.runs import tiny_config
 from understudy.train.data.run_data import open_data
@@ -58,7 +59,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit.cli.main import main
 from understudy_kit.config.schema import override
-from understudy_zoo.testing import jax_tree, pi05_policy
+from understudy_zoo.testing import jax_tree
 
 LARGER = FlowSettings(image_size=(32, 32), channels=16, width=64, blocks=2)
 TINY = Pi05Settings(size="tiny")
@@ -522,7 +523,7 @@ def test_plan_allocates_no_weights(data: Path) -> None:
 # -- dtype of a frozen base that a plan does not load ----------
 
 
-STORED = Path(__file__).parents[2] / "policies" / "pi05" / "golden" / "jax"
+STORED = GOLDEN / "jax"
 """A tree in float32; `test_jax_tree.py` has its origin."""
 TENSORSTORE = pytest.mark.skipif(find_spec("tensorstore") is None, reason="needs the extra jax-weights (tensorstore)")
 

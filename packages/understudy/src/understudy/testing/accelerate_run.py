@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from understudy import EpisodeSampler
 from understudy.testing.ranks import reserved
 from understudy_data.testing.index_dataset import Indices

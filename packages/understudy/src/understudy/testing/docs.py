@@ -14,6 +14,8 @@ from understudy.config.train import TrainConfig
 from understudy_kit.cli import main
 
 ROOT = Path(__file__).parents[5]
+SOURCES = os.pathsep.join(sorted(map(str, ROOT.glob("packages/*/src"))))
+"""The distributions of this checkout, as PYTHONPATH."""
 PROGRAMS = ("understudy", "hf", "torchrun", "sbatch", "python", "sky", "kubectl")
 
 

@@ -20,12 +20,9 @@ with it, frames are missing at the start and in the middle, and delays are none,
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from safetensors.torch import save_file

@@ -1,6 +1,7 @@
 """A small pi0.5 network in which every parameter matters, and its inputs."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from understudy.policies.common.settings import TowerSizes
 from understudy.policies.pi05.config import Sizes, VisionSizes
 from understudy.policies.pi05.network import Pi0Network
 
+GOLDEN = Path(__file__).parents[3] / "tests/policies/pi05/golden"
+"""Folder of golden vectors, also those of other distributions."""
 SMALL = Sizes(
     vision=VisionSizes(width=16, depth=2, mlp=24, heads=2, patch=4, image=8),
     vlm=TowerSizes(width=24, depth=3, mlp_dim=32, num_heads=4, num_kv_heads=2, head_dim=8),

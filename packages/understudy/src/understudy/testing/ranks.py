@@ -19,7 +19,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1]
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     [
@@ -104,8 +103,6 @@ def _outcomes(started: list[Any], ends: list[Connection], deadline: float) -> li
 
 def _rank(out: Connection, environment: dict[str, str], file: str, name: str, arguments: tuple[Any, ...]) -> None:
     os.environ.update(environment)
-    if str(TESTS) not in sys.path:
-        sys.path.insert(0, str(TESTS))
     try:
         import torch
 

@@ -37,7 +37,6 @@ from understudy.train.checkpoint import checksums
 from understudy.train.paths import find_moved
 from understudy_base.atomic import DRAFT_SUFFIX, write_bytes, write_text
 from understudy_base.errors import ConfigError, RunInUseError
-from understudy_base.optional_packages import optional_imports
 from understudy_data.hub.download import pull
 from understudy_data.hub.ids import model_id, near_path, parse_address
 from understudy_kit.config.files import read_file
@@ -347,8 +346,7 @@ def read_settings(content: Mapping[str, Any], where: object) -> TrainConfig:
 
 def _check_types(record: Mapping[str, Any]) -> None:
     """Raise ValueError where a part of order.json is missing, or has another type than was written."""
-    with optional_imports():
-        from pydantic import TypeAdapter, ValidationError
+    from pydantic import TypeAdapter, ValidationError
 
     try:
         TypeAdapter(Record).validate_python(record, strict=True)

@@ -19,9 +19,9 @@ from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD
 from understudy.policies.policy import build_saved
 from understudy.policies.weight_files import FILE, INDEX
 from understudy.testing.pi05 import SMALL
+from understudy.testing.pi05_policy import NORMALISATION
 from understudy.testing.policies import policy as flow_policy
 from understudy.testing.released import released_shapes
-from understudy_zoo.testing.pi05_policy import NORMALISATION
 
 WIDE = replace(
     SMALL,

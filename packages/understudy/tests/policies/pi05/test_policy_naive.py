@@ -17,8 +17,8 @@ from understudy.policies.draws import Draws, make_draws
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.released_keys import released_key
 from understudy.testing.naive_pi05 import NaivePi0, Sample, paper_weights
+from understudy.testing.pi05_policy import CAMERAS, batch, policy
 from understudy.testing.sentences import write_model
-from understudy_zoo.testing.pi05_policy import CAMERAS, batch, policy
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
 

@@ -10,8 +10,8 @@ from understudy.policies.pi05.config import TINY
 from understudy.policies.pi05.first_weights import FirstWeights, fresh_weight
 from understudy.policies.pi05.released_keys import EXPERT_HEAD, WeightsError, own_name
 from understudy.policies.policy import load
+from understudy.testing.pi05_policy import policy
 from understudy.testing.released import released_shapes
-from understudy_zoo.testing.pi05_policy import policy
 
 KEYS = released_shapes(TINY)
 WANTED = {str(own_name(key)): shape for key, shape in KEYS.items() if key != EXPERT_HEAD}

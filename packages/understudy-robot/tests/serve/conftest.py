@@ -37,8 +37,8 @@ def remembering(tmp_path_factory: pytest.TempPathFactory) -> "RobotPolicy":
     """A small pi0.5 that sees 0.2 and 0.5 s back, and was trained for up to two given actions."""
     pytest.importorskip("sentencepiece", reason="needs the extra pi05")
     from understudy.policies.inference import RobotPolicy
+    from understudy.testing.pi05_policy import policy
     from understudy.testing.sentences import write_model
-    from understudy_zoo.testing.pi05_policy import policy
 
     tokenizer = write_model(tmp_path_factory.mktemp("tokenizer"))
     net = policy(tokenizer, history=(0.2, 0.5), state_history=True, max_delay=2)

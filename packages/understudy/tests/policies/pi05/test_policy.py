@@ -27,10 +27,10 @@ from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.targets import cut, padded_length, respond
 from understudy.policies.registry import policy_type
+from understudy.testing.pi05_policy import CAMERAS, batch, policy
 from understudy.testing.policies import editable
 from understudy.testing.sentences import write_model
 from understudy_base.testing.refusals import refused
-from understudy_zoo.testing.pi05_policy import CAMERAS, batch, policy
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
 

@@ -17,7 +17,7 @@ from understudy.policies.losses import scalar
 from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings, Sizes
 from understudy.policies.pi05.network import Pi0Network
 from understudy.policies.pi05.policy import Pi05Policy
-from understudy_zoo.testing.pi05_policy import batch, policy
+from understudy.testing.pi05_policy import batch, policy
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
 

@@ -13,9 +13,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.load.dataloader.episode_stream import EpisodeStream
-from understudy_data.load.loader import Loader
+import understudy as us
 
 BATCH = 32
 
@@ -26,8 +24,8 @@ def main(root: str, out: str, joins: bool) -> None:
         from accelerate import Accelerator
 
         accelerator = Accelerator(cpu=True)
-    steps = len(EpisodeDataset(root)) // BATCH
-    stream = EpisodeStream(root, batch_size=BATCH, seed=0)
+    steps = len(us.EpisodeDataset(root)) // BATCH
+    stream = us.EpisodeStream(root, batch_size=BATCH, seed=0)
     streamed = islice(DataLoader(stream, batch_size=None, num_workers=2), steps)
     seen = {
         "readme": read_readme(root, steps, accelerator),
@@ -42,7 +40,7 @@ def read_readme(root: str, steps: int, accelerator: Any) -> list[list[int]]:
     """Frames that the code of README's own loop reads, with another path and number of steps."""
     seen: list[list[int]] = []
 
-    class Recorded(Loader):
+    class Recorded(us.Loader):
         def __iter__(self) -> Any:
             return super().__iter__() if accelerator is None else accelerator.prepare(self)
 
@@ -52,11 +50,11 @@ def read_readme(root: str, steps: int, accelerator: Any) -> list[list[int]]:
             return batch
 
     text = (Path(__file__).parents[5] / "README.md").read_text()
-    [code] = [block for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) if "Loader(" in block]
+    [code] = [block for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) if "us.Loader(" in block]
     assert code.count('"data/first"') == code.count("range(100)") == 1
-    Loader = Recorded  # type: ignore[misc]
+    us.Loader = Recorded  # type: ignore[misc]
     exec(code.replace('"data/first"', repr(root)).replace("range(100)", f"range({steps})"), {"us": us})
-    Loader = Recorded.__mro__[1]  # type: ignore[misc]
+    us.Loader = Recorded.__mro__[1]  # type: ignore[misc]
     return seen
 
 

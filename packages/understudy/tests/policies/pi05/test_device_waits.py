@@ -17,8 +17,8 @@ from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
 from understudy.policies.pi05.targets import EXTENTS
+from understudy.testing.pi05_policy import batch, policy
 from understudy.testing.sentences import write_model
-from understudy_zoo.testing.pi05_policy import batch, policy
 
 
 def moved(values: dict[str, Any], device: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A small pi0.5 or world-action policy with a tokenizer, and batches for it."""
+"""A small pi0.5, or a policy made of it, with a tokenizer, and batches for it."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,8 +9,6 @@ import torch
 from understudy.policies.pi05.config import Pi0PolicyConfig, Pi05PolicyConfig
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.testing.pi05 import SMALL
-from understudy_zoo.world_action.config import WorldActionConfig
-from understudy_zoo.world_action.policy import WorldActionPolicy
 
 CAMERAS = ("observation.images.front", "observation.images.wrist")
 NORMALISATION = {
@@ -21,14 +19,18 @@ TASKS = ["pick up the red block", "push", "pick up the blue block", "push the re
 RESPONSES = ["push the block", "", "pick up", "red"]
 
 
-def policy(tokenizer: Path, adaptive: bool = True, seed: int = 0, **changes: Any) -> Pi05Policy:
-    """A policy in which every parameter matters; with `future` it is a world-action policy."""
+def policy(
+    tokenizer: Path,
+    adaptive: bool = True,
+    seed: int = 0,
+    network: type[Pi05Policy] = Pi05Policy,
+    make: Any = None,
+    **changes: Any,
+) -> Pi05Policy:
+    """A policy in which every parameter matters; `network` and `make` are other classes of policy and settings."""
     dimensions = asdict(replace(SMALL, adaptive=adaptive, vocab=320))
     facts: dict[str, Any] = {"action_dim": 3, "state_dim": 2, "cameras": CAMERAS, "chunk": 4}
-    make: Any = Pi05PolicyConfig if adaptive else Pi0PolicyConfig
-    network = WorldActionPolicy if changes.get("future") else Pi05Policy
-    if network is WorldActionPolicy:
-        make = WorldActionConfig
+    make = make or (Pi05PolicyConfig if adaptive else Pi0PolicyConfig)
     config = make(**facts | {"dimensions": dimensions, "tokenizer": str(tokenizer), "prompt_tokens": 80} | changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -21,14 +21,14 @@ from understudy.policies.weight_files import FILE, TensorReader, WeightFiles
 from understudy.testing import policies
 from understudy.testing.checkpoint_ranks import digest
 from understudy.testing.pi05 import SMALL
+from understudy.testing.pi05_policy import NORMALISATION
+from understudy.testing.pi05_policy import policy as pi05
 from understudy.testing.ranks import in_ranks
 from understudy.train.checkpoint.export import read_initial_policy
 from understudy.train.memory_check import check_filled_weights, check_gpu_memory, check_whole_weights
 from understudy.train.state import TrainState, init_train_state
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
-from understudy_zoo.testing.pi05_policy import NORMALISATION
-from understudy_zoo.testing.pi05_policy import policy as pi05
 
 WHOLE = policies.policy(seed=5)
 

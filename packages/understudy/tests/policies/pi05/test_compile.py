@@ -14,8 +14,8 @@ from understudy.distributed.compile import compile_blocks
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
 from understudy.policies.pi05.policy import Pi05Policy
+from understudy.testing.pi05_policy import batch, policy
 from understudy.testing.sentences import write_model
-from understudy_zoo.testing.pi05_policy import batch, policy
 
 
 def loss_and_gradients(made: Pi05Policy) -> tuple[Tensor, dict[str, Tensor]]:

@@ -20,6 +20,7 @@ from understudy.policies.inference import RobotPolicy
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.released_keys import WeightsError, released_key
+from understudy.testing.pi05_policy import CAMERAS, batch, policy
 from understudy.testing.runs import tiny_config
 from understudy.testing.sentences import write_model
 from understudy.train.augment_batch import shift_cameras
@@ -32,7 +33,6 @@ from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.loader import Loader
 from understudy_data.testing.datasets import Spec, identity, write_dataset
 from understudy_kit.config.dataset import SourceConfig
-from understudy_zoo.testing.pi05_policy import CAMERAS, batch, policy
 
 FRONT, WRIST = CAMERAS
 STATE = "observation.state"

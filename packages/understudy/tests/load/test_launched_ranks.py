@@ -12,7 +12,7 @@ import pytest
 from understudy_data.testing.datasets import Spec, write_dataset
 
 LENGTHS = (40, 9, 31, 16)  # 96 frames, three batches
-SCRIPT = Path(__file__).parents[4] / "packages/understudy-tools/src/understudy_tools/testing/launched_rank.py"
+SCRIPT = Path(__file__).parents[4] / "packages/understudy/src/understudy/testing/launched_rank.py"
 LAUNCHERS = {
     "torchrun": (["torch.distributed.run", "--nproc-per-node", "2", "--standalone"], []),
     "accelerate": (
@@ -38,7 +38,7 @@ def test_accelerate_launch_starts_a_training(tmp_path: Path) -> None:
     write_dataset(tmp_path / "dataset", Spec(lengths=LENGTHS, gop=4))
     small = ["--steps", "1", "--batch-size", "8", "--val.every", "0", "--log.no-report", "--device", "cpu"]
     small += ["--data.root", str(tmp_path / "dataset"), "--output-dir", str(tmp_path / "run")]
-    assert "2 processes on cpu" in launch("accelerate", "-m", "understudy_kit", "train", *small)
+    assert "2 processes on cpu" in launch("accelerate", "-m", "understudy", "train", *small)
     assert (tmp_path / "run" / "policy").is_dir()
 
 

@@ -180,8 +180,8 @@ def test_ranks_run_equally_many_parts(world: int, shards: int, count: int, limit
 
 def packed_step(tokenizer: Path, shards: int, limits: dict[str, Any]) -> Outcome:
     """A step of pi0.5 on six samples that differ in cameras and texts."""
-    from understudy_zoo.testing.pi05_policy import batch as pi05_batch
-    from understudy_zoo.testing.pi05_policy import policy as pi05_policy
+    from understudy.testing.pi05_policy import batch as pi05_batch
+    from understudy.testing.pi05_policy import policy as pi05_policy
 
     made = pi05_policy(tokenizer)
     made.packs = "max_num_tokens" in limits

@@ -22,9 +22,9 @@ from understudy.policies.common.towers import attend_segments, make_segments
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
 from understudy.policies.pi05.policy import Pi05Policy
+from understudy.testing.pi05_policy import batch, policy
 from understudy.testing.sentences import write_model
 from understudy_base.batch_keys import STATE
-from understudy_zoo.testing.pi05_policy import batch, policy
 
 COUNT = 6
 KINDS = {
