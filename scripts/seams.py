@@ -1,9 +1,7 @@
-"""Imports between the distributions to come: `python scripts/seams.py`.
+"""Imports between distributions: `python scripts/seams.py`.
 
-With `--against` it lists those that are not allowed. `src/understudy` shall become eight
-distributions, each with a person who installs it alone. WHEELS says which file goes into which of
-them, ARROWS which of them may import which. Nothing is moved yet: tests/test_seams.py refuses
-imports that are not allowed.
+ARROWS says which of them may import which; tests/test_seams.py refuses others. With `--against` it lists those that are
+not allowed.
 
 An import counts wherever it is written: in a function, in a stub, as an attribute of an imported
 module, as a text "module", or as "module:name", also below the package of the file.
@@ -12,13 +10,11 @@ module, as a text "module", or as "module:name", also below the package of the f
 import ast
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-WHEELS = {}
-"""Modules and folders below `understudy` by distribution; the longest entry of a module holds."""
 LEARNING = {"base", "data", "kit", "client"}
 ARROWS: dict[str, set[str]] = {
     "base": set(),
@@ -53,34 +49,15 @@ class Crossing(NamedTuple):
 def find_modules(root: Path = ROOT) -> dict[str, dict[str, Path]]:
     """Files of each distribution by the name of the module; that of a stub ends with `.pyi`."""
     found: dict[str, dict[str, Path]] = defaultdict(dict)
-    for top in [*root.glob("src/*"), *root.glob("packages/*/src/*")]:
+    for top in root.glob("packages/*/src/*"):
         for path in [*top.rglob("*.py"), *top.rglob("*.pyi")]:
             parts = path.relative_to(top).with_suffix("").parts
             if parts[0] == "testing":
                 continue
             wheel = top.name.removeprefix("understudy_")
-            if top.parent.parent == root:
-                wheel = find_wheel(parts)
             name = ".".join([top.name, *parts]).removesuffix(".__init__")
             found[wheel][name + (".pyi" if path.suffix == ".pyi" else "")] = path
     return dict(found)
-
-
-def find_wheel(parts: Sequence[str]) -> str:
-    """Return the distribution of a module.
-
-    Args:
-        parts: of its name, without `understudy`.
-
-    Raises:
-        LookupError: the table lacks it.
-    """
-    owners = {entry: wheel for wheel, entries in WHEELS.items() for entry in entries.split()}
-    for count in range(len(parts), 0, -1):
-        entry = ".".join(parts[:count])
-        if entry in owners:
-            return owners[entry]
-    raise LookupError(f"{'/'.join(parts)}.py belongs to no distribution: name it in WHEELS")
 
 
 def find_crossings(wheels: dict[str, dict[str, Path]]) -> list[Crossing]:

@@ -11,9 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy import EpisodeDataset, EpisodeStream, Loader, Order
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.load.dataloader.episode_stream import EpisodeStream
+from understudy_data.load.loader import Loader
 from understudy_data.load.mixed_batches import Mixture
+from understudy_data.order import Order
 from understudy_data.testing.batches import least_memory
 from understudy_data.testing.datasets import Spec, write_dataset
 

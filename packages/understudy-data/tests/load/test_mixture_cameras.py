@@ -12,9 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from understudy import EpisodeDataset, EpisodeSampler, EpisodeStream, Loader, Order
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.load.dataloader.episode_sampler import EpisodeSampler
+from understudy_data.load.dataloader.episode_stream import EpisodeStream
+from understudy_data.load.loader import Loader
 from understudy_data.load.mixed_batches import Mixture, image_shapes
+from understudy_data.order import Order
 from understudy_data.order.sample_random import SampleRng
 from understudy_data.testing import datasets as written
 from understudy_data.testing.batches import all_same, least_memory

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy import EpisodeDataset, Order
 from understudy_base.errors import DatasetError
+from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.mixed_batches import Mixture, RowBatches, read_rows
+from understudy_data.order import Order
 from understudy_data.testing.datasets import Spec, write_dataset
 
 WINDOWS = {"action": [0.0, 0.1, 0.2]}

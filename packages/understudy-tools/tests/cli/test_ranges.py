@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from understudy import Catalog, EpisodeDataset
 from understudy_base.testing.refusals import absent, warned
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.selection import motion
 from understudy_data.datasets.selection.motion import IdleRule, non_idle_ranges
 from understudy_data.testing.datasets import Spec, write_dataset

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy import Catalog, EpisodeDataset, EpisodeWriter
 from understudy_base.dataset_address import split_view
 from understudy_base.testing.refusals import absent, refused
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.selection.select import open_episodes
+from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.order import Order
 from understudy_data.storage.remote_options import RemoteOptions
 from understudy_data.testing.datasets import Spec, write_dataset

@@ -1,6 +1,5 @@
-"""Kills and interrupts of an edit: nothing or the whole output; the short form of `benchmarks/soak_edit.py`."""
+"""Kills and interrupts of an edit: nothing or the whole output."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -20,18 +19,6 @@ from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.video.encode import VideoEncoder
 from understudy_tools.edit import write_set
 from understudy_tools.testing.edited import edit
-
-SCRIPT = Path(__file__).parents[4] / "benchmarks/soak_edit.py"
-
-
-def test_kill_leaves_nothing_or_the_whole_output() -> None:
-    done = subprocess.run([sys.executable, SCRIPT, "--kills", "4", "--json"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    counts = json.loads(done.stdout)
-    assert counts["kills"] == 4
-    assert counts["nothing"] + counts["whole"] == 4
-    assert counts["wrong"] == counts["folders_left_at_the_end"] == 0
-
 
 def test_create_folder_shows_nothing_before_the_end_and_keeps_another(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"

@@ -12,11 +12,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from understudy import EpisodeDataset, EpisodeSampler, EpisodeStream, Loader, Order
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused, warned
+from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.bad_frames import Substitutes
+from understudy_data.load.dataloader.episode_sampler import EpisodeSampler
+from understudy_data.load.dataloader.episode_stream import EpisodeStream
+from understudy_data.load.loader import Loader
 from understudy_data.load.order_rows import Span, order_facts, rows_of
+from understudy_data.order import Order
 from understudy_data.order_file import OrderFile, dataset_facts, write_order_file
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.testing.index_dataset import Indices

@@ -1,6 +1,6 @@
 """Training over a mixture: killed and carried on, on other numbers of processes, with other weights from a step on.
 
-The sources differ in widths, frame rates, cameras, sizes of images and names of keys (`support/mixtures.py`).
+The sources differ in widths, frame rates, cameras, sizes of images and names of keys (`testing/mixtures.py`).
 """
 
 import json

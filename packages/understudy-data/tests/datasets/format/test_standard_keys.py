@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy import Catalog, EpisodeDataset
 from understudy_base.testing.refusals import absent, refused
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.standard_keys import rename_keys
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from understudy import Loader
 from understudy_base.errors import DatasetError
 from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.load.loader import Loader
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
 
 SPEC = Spec(lengths=(6, 9), per_data_file=2, cameras=(), foreign=False)

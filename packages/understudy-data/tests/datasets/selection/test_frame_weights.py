@@ -15,8 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from understudy import EpisodeDataset, EpisodeSampler, Loader, Order
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.load.dataloader.episode_sampler import EpisodeSampler
+from understudy_data.load.loader import Loader
+from understudy_data.order import Order
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.testing.weights import Frame, count_frames, write_weights
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from understudy import EpisodeSampler, Order
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused, warned
+from understudy_data.load.dataloader.episode_sampler import EpisodeSampler
+from understudy_data.order import Order
 from understudy_data.testing.index_dataset import Indices
 
 DATA = Indices(13, 8, 21, 30)  # 72 frames

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from understudy import EpisodeDataset, EpisodeStream, Order
 from understudy_base.testing.refusals import refused
+from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.load.dataloader.episode_stream import EpisodeStream
+from understudy_data.order import Order
 from understudy_data.order.sample_random import SampleRng
 from understudy_data.testing.batches import all_same, batches
 from understudy_data.testing.datasets import Spec, write_dataset

@@ -1,7 +1,7 @@
 """Settings as frozen dataclasses: read from a YAML, TOML or JSON file, checked as a whole, written back, compared.
 
 A dataclass is the only schema: pydantic checks a file and the flags over it (`flags.py`), and all errors are reported
-at once, by dotted path or flag. The settings themselves are in `train.py` and next to each command.
+at once, by dotted path or flag. The settings themselves are next to each command.
 """
 
 import difflib
