@@ -70,14 +70,15 @@ def of_code() -> set[str]:
         "examples",
     ):
         for file in (ROOT / folder).rglob("*.py"):
-            found |= of_python(file)
+            if "testing" not in file.parts:
+                found |= of_python(file)
     for folder in ("scripts", "recipes"):
         files = [
             path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix in ("", ".sbatch", ".yaml")
         ]
         for file in files:
             found |= of_script(file)
-    for folder in ("tests", "benchmarks"):
+    for folder in ("tests", "benchmarks", *ROOT.glob("packages/*/tests"), *ROOT.glob("packages/*/src/*/testing")):
         for file in (ROOT / folder).rglob("*.py"):
             found |= set(re.findall(r"\bUNDERSTUDY_[A-Z0-9_]+", file.read_text()))
     return found - NO_VARIABLES - OF_SHELL - ACCELERATE.keys()  # whose names there begin with ACCELERATE_

@@ -20,6 +20,7 @@ from understudy_data.video.encode import VideoEncoder
 from understudy_tools.edit import write_set
 from understudy_tools.testing.edited import edit
 
+
 def test_create_folder_shows_nothing_before_the_end_and_keeps_another(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     with create_folder(out) as draft:

@@ -6,20 +6,25 @@ from pathlib import Path
 
 import pytest
 
-import understudy
 from understudy.cli.profile import ProfileConfig
 from understudy.config.rollout import RolloutConfig
 from understudy.config.train import TrainConfig
 from understudy.policies.registry import PolicySettings, own_type_names, policy_type
+from understudy.testing.docs import ROOT
 from understudy.testing.setting_reads import groups, unread
 
-ROOM = Path(understudy.__file__).parent
+PACKAGES = ROOT / "packages"
 NETWORKS = r"^policies/|^train/profiling/plan|^rollout/"
 
 
 @pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
-    return {str(path.relative_to(ROOM)): path.read_text(encoding="utf-8") for path in ROOM.rglob("*.py")}
+    found: dict[str, str] = {}
+    for top in PACKAGES.glob("*/src/understudy*"):
+        for path in top.rglob("*.py"):
+            name = str(path.relative_to(top))
+            found[name] = found.get(name, "") + path.read_text(encoding="utf-8") + "\n"
+    return found
 
 
 def classes() -> tuple[dict[type, str], dict[str, set[type]]]:
@@ -33,7 +38,7 @@ def classes() -> tuple[dict[type, str], dict[str, set[type]]]:
         room = "pi05" if name == "pi0" else name.split("-")[0]
         for each in (*kind.config.__mro__,):
             if issubclass(each, PolicySettings) and each is not PolicySettings:
-                networks[each] = rf"^policies/({room}|common)/"
+                networks[each] = rf"^(policies/)?({room}|common)/"
     names["policy"] = set(networks)
     return wanted | networks, names
 

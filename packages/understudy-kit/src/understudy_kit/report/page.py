@@ -56,12 +56,17 @@ def render_page(
 
     shown = [section for section in sections if section["blocks"]]
     content = {"title": title, "heading": heading, "top": top, "sections": shown, "mark": _MARK}
-    return render_file("page.html", **content, charts=charts, place=place)
+    return render_file(STATIC / "page.html", **content, charts=charts, place=place)
 
 
-def render_file(name: str, **content: Any) -> str:
-    """Render a template of `static` with escaped values."""
-    return _environment().get_template(name).render(content)
+def render_file(path: Path, **content: Any) -> str:
+    """Render a template with escaped values; it may include those of `static`, too.
+
+    Args:
+        path: of the template.
+        content: values by name.
+    """
+    return _environment(path.parent).get_template(path.name).render(content)
 
 
 def refuse_foreign(path: Path) -> None:
@@ -218,9 +223,9 @@ def as_rgb(images: np.ndarray) -> np.ndarray:
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def _environment(folder: Path) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(STATIC),
+        loader=jinja2.FileSystemLoader([folder, STATIC]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -29,13 +29,21 @@ from understudy_tools.report.view.sheets import Sheets
 
 PAGE = 100
 """Episodes of a page of the list."""
+OWN = Path(__file__).parents[1] / "static"
+ASSETS = {
+    "curves.js": STATIC,
+    "view.js": OWN,
+    "page.css": STATIC,
+    "view.css": OWN,
+}
+"""Files of the page -> their folder."""
 SCRIPTS = ("curves.js", "view.js")
 _TEXT = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "json": "application/json"}
 _MOST_TEXT = 300
 _NUMBER = r"(0|[1-9]\d{0,14})"
 ROUTES = {
     "page": r"(?:index\.html)?",
-    "asset": rf"({'|'.join(map(re.escape, SCRIPTS))}|page\.css|view\.css)",
+    "asset": rf"({'|'.join(map(re.escape, ASSETS))})",
     "episodes": r"episodes\.json",
     "episode": rf"{_NUMBER}/{_NUMBER}/episode\.json",
     "block": rf"{_NUMBER}/{_NUMBER}/rows-{_NUMBER}\.json",
@@ -223,7 +231,8 @@ class Viewer:
         if kind == "page":
             return Resource(self.page().encode(), "text/html; charset=utf-8")
         if kind == "asset":
-            return Resource((STATIC / values[0]).read_bytes(), _TEXT[values[0].rpartition(".")[2]])
+            name = values[0]
+            return Resource((ASSETS[name] / name).read_bytes(), _TEXT[name.rpartition(".")[2]])
         if kind == "episodes":
             page = query.get("page", "0")
             number = int(page) if re.fullmatch(_NUMBER, page) else 0
@@ -305,7 +314,7 @@ class Viewer:
             "listed": listed,
             "predicts": self.predicts,
         }
-        return render_file("view.html", title=self.title, setup=setup, scripts=SCRIPTS)
+        return render_file(OWN / "view.html", title=self.title, setup=setup, scripts=SCRIPTS)
 
 
 def _json(value: Any) -> Resource:
