@@ -176,6 +176,17 @@ def test_small_distributions_import_no_torch(package: str) -> None:
     assert {module for module, names in own.items() if any(name.split(".")[0] == "torch" for name in names)} == set()
 
 
+def test_loggers_are_below_that_of_the_program() -> None:
+    """`--debug` and a user's settings go by the logger `understudy`: other packages spell the name."""
+    own_names = []
+    for module, tree in trees().items():
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        texts = [ast.unparse(call) for call in calls]
+        if module.split(".")[0] != "understudy" and "logging.getLogger(__name__)" in texts:
+            own_names.append(module)
+    assert own_names == []
+
+
 def test_the_check_sees_a_breach() -> None:
     tree = ast.parse("def f():\n    from understudy.train import optimizer_step\n    import torch.nn.functional as F\n")
     assert breaches("understudy.policies", tree) == ["understudy.train.optimizer_step"]

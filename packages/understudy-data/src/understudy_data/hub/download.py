@@ -30,7 +30,7 @@ _CHECKPOINTS = "checkpoints/*"  # of a run: several times as large as its policy
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PART = ".understudy-pull"
 
-logger = logging.getLogger("understudy_tools.hub.download")
+logger = logging.getLogger("understudy.hub.download")
 
 
 def fetch_model(repo: HubId) -> Path:

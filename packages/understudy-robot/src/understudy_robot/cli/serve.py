@@ -60,7 +60,7 @@ def _load(config: ServeConfig) -> "PolicyServer":
 
     if config.lerobot_port >= 0:
         lerobot_service()  # missing packages end the command before a policy is read
-    logging.getLogger("understudy_client.serve.connection").setLevel(logging.ERROR)
+    logging.getLogger("understudy.serve.connection").setLevel(logging.ERROR)
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     torch_device(config.device)

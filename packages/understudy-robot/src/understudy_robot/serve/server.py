@@ -107,7 +107,7 @@ class PolicyServer:
                     close_timeout=options.open_timeout_s,
                     max_size=self._most_bytes,
                     max_queue=1,
-                    logger=logging.getLogger("understudy_client.serve.connection"),
+                    logger=logging.getLogger("understudy.serve.connection"),
                     server_header=None,
                     ssl_handshake_timeout=options.open_timeout_s if self._tls else None,
                 ) as server,

@@ -38,7 +38,7 @@ PLAIN_VIDEO = {"is_depth_map": False, "has_audio": False}
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-MARK = {b"understudy": b"recorded by understudy_data.datasets.EpisodeWriter"}
+MARK = {b"understudy": b"recorded by understudy.data.EpisodeWriter"}
 """Schema metadata of our episode tables; only datasets with it are repaired and continued."""
 
 
