@@ -12,13 +12,13 @@ import pytest
 
 from understudy_base.errors import EmptyDatasetError
 from understudy_base.testing.refusals import refused
-from understudy_client.testing.writable_hub import serve_hub
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.stats.running import QUANTILES
 from understudy_data.testing import recording
 from understudy_data.testing.datasets import edit_column
 from understudy_data.testing.servers import RangeServer
+from understudy_data.testing.writable_hub import serve_hub
 from understudy_kit.cli.main import main
 from understudy_tools.edit import publish as module
 from understudy_tools.edit.publish import publish

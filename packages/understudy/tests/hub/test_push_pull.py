@@ -24,12 +24,12 @@ from understudy.train.paths import with_local_files
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError
 from understudy_base.testing.refusals import refused
-from understudy_client.testing.writable_hub import TOKEN, Repo, WritableHub, serve_hub
 from understudy_data import checksums
 from understudy_data.checksums import ChecksumError
 from understudy_data.hub.download import pull
 from understudy_data.hub.ids import HubId
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_data.testing.writable_hub import TOKEN, Repo, WritableHub, serve_hub
 from understudy_kit.cli.main import FAILED, WRONG_INPUT, main
 
 

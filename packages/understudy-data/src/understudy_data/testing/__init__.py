@@ -18,4 +18,6 @@ servers          a small web server with byte ranges, counters and faults
 shuffle_battery  statistical tests of permutations of many keys against random permutations
 videos           short videos of every supported kind, and a plain container decode as the reference
 weights          files of frame weights, and the frames of segments
+writable_hub     a Hugging Face hub on this machine that repositories can be published to: commits, large files, tags,
+downloads
 """

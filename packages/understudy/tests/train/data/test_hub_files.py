@@ -17,8 +17,8 @@ from understudy.policies.pi05.config import Pi05Settings
 from understudy.train.paths import with_local_files
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError
-from understudy_client.testing.writable_hub import Repo, WritableHub, serve_hub
 from understudy_data.hub.ids import HubId, model_id
+from understudy_data.testing.writable_hub import Repo, WritableHub, serve_hub
 
 NAMES = ("tokenizer.model", "tokenizer.json", "processor_config.json", "large.safetensors")
 WEIGHTS = ("config.json", "model.safetensors", "assets/robot/norm_stats.json", "policy_preprocessor.json")
