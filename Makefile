@@ -40,6 +40,7 @@ lint:
 
 types:
 	$(PY) -m mypy
+	$(PY) -m mypy --python-version 3.10 packages/understudy-base/src packages/understudy-client/src
 
 # Every worker imports 500 modules. Compiled ones are kept, also where the environment says otherwise.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 2 --dist worksteal --durations=10 --durations-min=5

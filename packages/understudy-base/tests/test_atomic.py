@@ -1,7 +1,6 @@
 """Files and folders replaced in one step, on disks that fill up, under kills and in folders without write access."""
 
 import errno
-import io
 import os
 import signal
 import threading
@@ -40,7 +39,7 @@ def test_write_text_that_fails_leaves_the_old_file_and_no_draft(
     path = tmp_path / "order.json"
     write_text(path, "old")
     with monkeypatch.context() as patch:
-        patch.setattr(io if broken == "open" else os, broken, raise_error(number))
+        patch.setattr(Path if broken == "open" else os, broken, raise_error(number))
         with pytest.raises(OSError) as caught:
             write_text(path, "new")
     assert (caught.value.errno, caught.value.filename) == (number, str(path))

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+pytest.importorskip("tqdm", reason="the distributions that show progress bring tqdm")
+
 from understudy_base import progress
 from understudy_base.progress import Progress
 

@@ -46,7 +46,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def start(kind: str, number: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", OWNER, kind, str(number)]
+    command = [sys.executable, "-c", OWNER, kind, str(int(number))]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"

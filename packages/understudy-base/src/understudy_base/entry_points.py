@@ -10,13 +10,14 @@ A package offers an object in its pyproject.toml:
 The lists are read where installers write them: in the folders of `sys.path`. Importing `importlib.metadata` alone would
 take 30 ms, a third of the time of `understudy --help`; this takes 1 to 2 ms for 180 packages, once. Of a source tree of
 this project on `sys.path` (a folder `src`), the pyproject.toml next to it is read instead: the list of an installed
-version is another one, or that of an older tree.
+version is another one, or that of an older tree. Python 3.10 has no reader of TOML: there the installed lists count.
 """
 
 import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -199,14 +200,20 @@ def _read_tree(folder: str) -> _Tree:
     file = Path(folder).with_name("pyproject.toml")
     if os.path.basename(folder) != "src" or not file.is_file():
         return _Tree()
-    import tomllib
-
-    try:
-        project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):  # of another project, or half written
-        return _Tree()
+    project = _read_project(file)
     name = str(project.get("name", ""))
     return _Tree(name, project.get("entry-points", {})) if PROJECT.fullmatch(name) else _Tree()
+
+
+def _read_project(file: Path) -> Mapping[str, Any]:
+    """Return the table `project` of a pyproject.toml; nothing of one that is half written, or in Python 3.10."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+
+        with suppress(OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+            project: Mapping[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+            return project
+    return {}
 
 
 def _parse(text: str) -> Mapping[str, Mapping[str, str]]:

@@ -2,10 +2,13 @@
 
 import re
 import sys
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from understudy_base.credentials import redact
 from understudy_base.records import Record
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of `typing` since Python 3.11
 
 DOCUMENTATION = "https://github.com/understudy-robotics/understudy/tree/main/docs"
 """Folder of the pages: `Documentation` in the metadata of the package."""
@@ -49,7 +52,7 @@ class DatasetError(UnderstudyError, ValueError):
         text = f"{where}: {what}" if where is not None else what
         super().__init__(f"{text} ({fix})" if fix else text)
 
-    def replaced(self, **changes: object) -> Self:
+    def replaced(self, **changes: object) -> "Self":
         """Return the same error with another `where` or `fix`, to raise from this one."""
         return _rebuild(type(self), self.fields() | changes)
 

@@ -17,9 +17,12 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of `typing` since Python 3.11
 
 Compensation = Literal["skip", "guided", "trained", "ensemble", "none"]
 _RECENT = 10  # delays whose largest one is expected next
@@ -171,7 +174,7 @@ class AsyncChunks:
         self._drop()
         self._worker.shutdown()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Self":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -38,6 +38,9 @@ from understudy_client.protocol import (
     read_mismatches,
     rebuild_error,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of `typing` since Python 3.11
 
 FAILURES = (OSError, WebSocketException)
 """Errors of a connection that another one may not have."""
@@ -253,7 +256,7 @@ class RemotePolicy:
             self._closed = True
             self._drop()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Self":
         return self
 
     def __exit__(self, *_: object) -> None:

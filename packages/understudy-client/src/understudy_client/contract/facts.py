@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from understudy_base.records import Record
 from understudy_client.contract.camera_print import CameraPrint
 from understudy_client.contract.form import NAMELESS, Kind, check_form
 from understudy_client.contract.mismatch import Mismatch
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of `typing` since Python 3.11
 
 FILE = "contract.json"
 VERSION = 2
@@ -35,7 +38,7 @@ class Facts:
         return {f.name: _to_plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
 
     @classmethod
-    def from_json(cls, stored: Record) -> Self:
+    def from_json(cls, stored: Record) -> "Self":
         """Read plain values that obey the schema. Raises ValueError for others."""
         hints = get_type_hints(cls)
         return cls(**{f.name: _from_plain(hints[f.name], stored[f.name]) for f in fields(cls)})  # type: ignore[arg-type]
@@ -132,7 +135,7 @@ class VectorFacts(Facts):
             raise ValueError(f"{self.key}: figures or units and names differ in number")
 
     @classmethod
-    def from_json(cls, stored: Record) -> Self:
+    def from_json(cls, stored: Record) -> "Self":
         """Read plain values that obey the schema. Raises ValueError for others, and for figures that nothing has."""
         vector = super().from_json(stored)
         figures, names = vector.figures, vector.names
