@@ -37,9 +37,10 @@ from websockets.sync.client import connect
 import understudy as us
 from common import make_parser
 from understudy.policies.draws import make_draws
-from understudy.testing.arm import arm_observations, write_arm_policy
+from understudy.testing.arm import write_arm_policy
 from understudy_client.client import RemotePolicy
 from understudy_client.protocol import Noise, encode
+from understudy_client.testing.arm import arm_observations
 
 COMBINATIONS = 64
 FAULT_EVERY = 100

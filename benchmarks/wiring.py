@@ -23,13 +23,13 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from common import make_parser
-from understudy.testing.arm import CENTER, DEVIATION, arm_contract, arm_observations, states
 from understudy_client.contract.compare import compare_contracts
 from understudy_client.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts, write_contract
 from understudy_client.contract.in_motion import list_undecided
 from understudy_client.contract.mismatch import REMEDIES, Mismatch
 from understudy_client.contract.numbers import NUMBER_KINDS
 from understudy_client.contract.observed import ObservationCheck
+from understudy_client.testing.arm import CENTER, DEVIATION, arm_contract, arm_observations, states
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_robot.cli.contract import ContractConfig, read_any
 from understudy_robot.contracts.tensors import weights_digest

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import torch
 
-from understudy.testing.arm import CAMERAS, HEIGHT, NAMES, WIDTH, Observation
+from understudy_client.testing.arm import CAMERAS, HEIGHT, NAMES, WIDTH, Observation
 
 MODULE = "lerobot.async_inference.helpers"
 PART = 2 << 20

@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("grpc", reason="needs the package understudy-lerobot-service")
 
-from understudy.testing.arm import Observation, arm_observations, write_arm_policy
+from understudy.testing.arm import write_arm_policy
+from understudy_client.testing.arm import Observation, arm_observations
 
 
 @pytest.fixture(scope="package")

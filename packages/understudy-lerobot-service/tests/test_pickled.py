@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 pytest.importorskip("msgpack", reason="needs the extra serve")
 
 from support.lerobot_client import FEATURES, RemotePolicyConfig, TimedObservation, pickled, raw, unpickled
-from understudy.testing.arm import arm_observations
 from understudy_base.testing.refusals import refused
 from understudy_client.protocol import MessageError
+from understudy_client.testing.arm import arm_observations
 from understudy_lerobot_service.messages import MODULES, read_instructions, read_observation, write_actions
 from understudy_lerobot_service.pickles import MOST_OPERATIONS, NAMES, Budget, read_array, read_pickle
 

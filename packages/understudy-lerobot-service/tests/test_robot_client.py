@@ -26,7 +26,7 @@ pytest.importorskip("google.protobuf", reason="needs lerobot[async]")
 
 import understudy as us
 from support.lerobot_client import standard
-from understudy.testing.arm import CAMERAS, HEIGHT, NAMES, WIDTH, Observation
+from understudy_client.testing.arm import CAMERAS, HEIGHT, NAMES, WIDTH, Observation
 from understudy_robot.testing.serving import outcomes, served
 
 PLUGIN = """

@@ -30,11 +30,11 @@ import grpc
 
 import understudy as us
 from support.lerobot_client import FEATURES, MODULE, Client, TimedAction, TimedObservation, pickled, raw, standard
-from understudy.testing.arm import NAMES, Observation
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client.client import RemotePolicy
 from understudy_client.protocol import MessageError
+from understudy_client.testing.arm import NAMES, Observation
 from understudy_lerobot_service import messages, service
 from understudy_lerobot_service.messages import Instructions
 from understudy_lerobot_service.robots import compare_policy

@@ -10,78 +10,33 @@ import numpy as np
 import pytest
 
 import wiring
-from understudy.testing.arm import NAMES, arm_contract, arm_observations
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client.contract.facts import Contract, VectorFacts
 from understudy_client.contract.mismatch import Mismatch
-from understudy_client.contract.trace import Diagnosis, TraceWriter, Transitions, diagnose
+from understudy_client.contract.trace import TraceWriter, diagnose
+from understudy_client.testing.arm import NAMES, arm_observations
+from understudy_client.testing.hostile import damaged, refusal, samples
+from understudy_client.testing.traces import CHUNK, STEPS, graspable, recorded, traced
 from understudy_robot.cli.why import WhyConfig, why
 from understudy_robot.report.why import findings, why_page
-from understudy_robot.testing.hostile import damaged, refusal, samples
-
-STEPS, CHUNK, CLOSES, OPENS = 128, 8, 40, 100
-
-
-def graspable() -> Contract:
-    """The arm, whose gripper closes at 0.8."""
-    contract = arm_contract()
-    arm = contract.robots["arm"]
-    return replace(contract, robots={"arm": replace(arm, action=replace(arm.action, gripper={"gripper": (0.8, 0.0)}))})
-
-
-def recorded() -> np.ndarray:
-    actions = np.tile(np.linspace(0, 1, STEPS)[:, None], (1, 7))
-    actions[:, 6] = 0.8 * ((np.arange(STEPS) >= CLOSES) & (np.arange(STEPS) < OPENS))
-    return actions
-
-
-def traced(path: Path, predicted: np.ndarray, with_recording: bool = True, **changes: Any) -> Diagnosis:
-    """Write the trace of two episodes of one robot, and diagnose it."""
-    writer, truth = TraceWriter(path, graspable(), "arm"), recorded()
-    for episode in range(2):
-        seen = arm_observations(STEPS // CHUNK, episode)
-        for number, step in enumerate(range(0, STEPS, CHUNK)):
-            shown = {**seen[number], **{key: change(seen[number][key]) for key, change in changes.items()}}
-            rows = truth[step : step + CHUNK] if with_recording else None
-            writer.add("robot 0", step, shown, predicted[step : step + CHUNK], 0.01, rows)
-    writer.close()
-    return diagnose(path)
 
 
 def test_a_sound_trace_has_no_finding(tmp_path: Path) -> None:
-    diagnosis = traced(tmp_path / "trace.jsonl", recorded())
-    assert findings(diagnosis) == []
-    assert diagnosis.transitions == {"gripper": Transitions(4, 4, 4)}
-    assert set(diagnosis.errors) == {"approach", "closing", "closed", "opening", "after"}
-    assert all((error == 0).all() for error in diagnosis.errors.values())
-    assert abs(np.median(diagnosis.likelihood)) < 0.5
-    assert len(diagnosis.steps) == len(diagnosis.ages_s) == 2 * STEPS // CHUNK
+    assert findings(traced(tmp_path / "trace.jsonl", recorded())) == []
 
 
-def test_a_gripper_that_never_closes_is_named_in_its_phases(tmp_path: Path) -> None:
+def test_a_gripper_that_never_closes_is_a_finding(tmp_path: Path) -> None:
     predicted = recorded()
     predicted[:, 6] = 0.05
-    diagnosis = traced(tmp_path / "trace.jsonl", predicted)
-    assert diagnosis.transitions == {"gripper": Transitions(0, 4, 0)}
-    worst = {phase: NAMES[int(error.argmax())] for phase, error in diagnosis.errors.items()}
-    assert worst["closed"] == "gripper"
-    assert diagnosis.errors["closed"][6] == pytest.approx(0.75)
-    assert diagnosis.errors["approach"][6] == pytest.approx(0.05)
-    assert len(findings(diagnosis)) == 2
+    assert len(findings(traced(tmp_path / "trace.jsonl", predicted))) == 2
 
 
-def test_states_images_and_age_are_named(tmp_path: Path) -> None:
+def test_states_images_and_age_are_findings(tmp_path: Path) -> None:
     shifted = {"joints": lambda x: x + 3 * (np.arange(7) == 1), "cam_front": lambda x: x // 4}
     diagnosis = traced(tmp_path / "trace.jsonl", recorded(), with_recording=False, **shifted)
-    assert diagnosis.errors == {}
-    assert diagnosis.transitions == {"gripper": Transitions(4, 0, 0)}
     page = why_page(diagnosis, "trace")
     assert ("predicted" in page, "matched" in page) == (True, False)
-    assert {name for name, share in diagnosis.outside.items() if share > 0.5} == {NAMES[1]}
-    assert np.median(diagnosis.misfits["observation.images.front"]) > 1
-    assert np.median(diagnosis.misfits["observation.images.wrist_left"]) < 1
-    assert np.median(diagnosis.likelihood) < -0.5
     late = replace(diagnosis, ages_s=np.full(len(diagnosis.ages_s), 0.5))
     assert len(findings(late)) == len(findings(diagnosis)) + 1
 
@@ -106,8 +61,6 @@ def test_why_names_the_first_contradiction_of_a_trace(tmp_path: Path, capsys: py
     """Faults of the files come first, then those of the observations with their step; each once."""
     mirrored = {"cam_front": lambda x: x[:, ::-1].copy(), "joints": lambda x: np.rad2deg(x)}
     diagnosis = traced(tmp_path / "trace.jsonl", recorded(), **mirrored)
-    found = [(place, mismatch.kind, mismatch.key) for place, mismatch in diagnosis.mismatches]
-    assert found == [("robot 0, step 32: ", "degrees", "joints"), ("robot 0, step 32: ", "orientation", "cam_front")]
     assert ("degrees" in findings(diagnosis)[0], "orientation" in findings(diagnosis)[1]) == (True, True)
     faulty = replace(graspable(), faults=(Mismatch("rate", "", "30", "10", "set it"),))
     writer = TraceWriter(tmp_path / "faulty.jsonl", faulty, "arm")
@@ -157,9 +110,7 @@ def in_radians(folder: Path) -> Path:
     return wiring.edit(folder, "experiment_cfg/metadata.json", convert)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"\n", b"[]\n", b"{}\n{}\n", b"\xff\n", b"1\n2\n", b"HEAD\n", b"HEADS\nROW\n"]
-)
+@pytest.mark.parametrize("content", [b"", b"{}\n{}\n", b"HEADS\nROW\n"])
 def test_a_file_that_is_no_trace_is_named(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     traced(path, recorded())

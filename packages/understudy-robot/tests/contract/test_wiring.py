@@ -4,17 +4,14 @@ import json
 from pathlib import Path
 
 import jsonschema
-import numpy as np
 import pytest
 
 import wiring
-from understudy.testing.arm import arm_contract
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client.contract import facts as contract_facts
 from understudy_client.contract.compare import compare_contracts
 from understudy_client.contract.facts import Contract, RobotFacts, VectorFacts, write_contract
-from understudy_client.contract.in_motion import list_undecided
 from understudy_client.contract.mismatch import REMEDIES
 from understudy_robot.cli.contract import ContractConfig, contract, read_any
 
@@ -65,25 +62,6 @@ def test_faults_that_only_motion_shows_are_named_within_forty_observations(name:
     assert kind in REMEDIES
 
 
-def test_power_tells_a_symmetric_scene_from_another() -> None:
-    """A camera above a bare table looks the same upside down: its orientation is not decidable."""
-    trained = arm_contract().robots["arm"]
-    (key, camera), *_ = trained.cameras.items()
-    look = camera.look
-    assert look is not None
-    even = look.mean.copy()
-    even[:] = even.mean((0, 1))
-    symmetric = contract_facts.replace(look, mean=even)
-    robot = wiring.facts(cameras={})
-
-    def power(facts: RobotFacts, fact: str) -> float:
-        return next(each.power for each in list_undecided(facts, robot) if (each.fact, each.key) == (fact, camera.key))
-
-    bare = contract_facts.replace(trained, cameras={key: contract_facts.replace(camera, look=symmetric)})
-    assert power(trained, "orientation") == power(trained, "color") == pytest.approx(1.0)
-    assert power(bare, "orientation") == 0.0
-
-
 def test_relative_actions_of_groot_have_their_own_statistics(tmp_path: Path) -> None:
     whole, lacking = (
         wiring.groot_processor(tmp_path / name, "RELATIVE", name == "whole") for name in ("whole", "lacking")
@@ -115,22 +93,6 @@ def test_unknown_facts_are_listed_and_contradict_nothing(tmp_path: Path) -> None
             jsonschema.validate({**plain, **damage}, SCHEMA)
         with pytest.raises(ValueError):
             Contract.from_json({**plain, **damage})
-
-
-def test_statements_complete_a_contract() -> None:
-    """Facts of the recordings stay, unknown ones come from the statement; other names make no statement."""
-    stated = wiring.facts()
-    state = VectorFacts(wiring.STATE, wiring.JOINTS, wiring.DIFFERENCES, units=("rad",) * 6)
-    action = VectorFacts.unmeasured("action", ("a", "b"))
-    mixed = contract_facts.replace(stated, fps=float("nan"), state=state, action=action, robot_type="", chunk=4)
-    done = mixed.completed(stated)
-    assert (done.fps, done.robot_type, done.chunk) == (stated.fps, stated.robot_type, 4)
-    assert done.state is not None
-    assert stated.state is not None
-    assert done.state.units == state.units
-    assert done.state.gripper == stated.state.gripper
-    assert np.array_equal(done.state.figures["std"], state.figures["std"])
-    assert done.action is action
 
 
 def test_contract_command_prints_and_writes(

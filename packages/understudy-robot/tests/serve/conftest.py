@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from understudy.testing.arm import Observation, arm_observations, write_arm_policy
+from understudy.testing.arm import write_arm_policy
+from understudy_client.testing.arm import Observation, arm_observations
 
 if TYPE_CHECKING:
     from understudy.policies.inference import RobotPolicy

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import understudy as us
-from understudy.testing.arm import CENTER, DEVIATION, NAMES, Observation, arm_observations, images
 from understudy_base.testing.refusals import refused
 from understudy_client.contract.declared import declare
 from understudy_client.contract.mismatch import ContractError, ContractWarning
+from understudy_client.testing.arm import CENTER, DEVIATION, NAMES, Observation, arm_observations, images
 from understudy_data.checksums import ChecksumError
 
 pytest.importorskip("websockets", reason="needs the extra serve")

@@ -25,12 +25,12 @@ from websockets.sync.client import ClientConnection, connect
 
 import understudy as us
 from understudy.policies.draws import make_draws
-from understudy.testing.arm import Observation, arm_observations
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client.client import RemotePolicy
 from understudy_client.contract.trace import TraceWriter, diagnose
 from understudy_client.protocol import DeadlineError, Noise, RemoteError, decode, encode
+from understudy_client.testing.arm import Observation, arm_observations
 from understudy_kit.cli.main import main
 from understudy_robot.cli.serve import serve
 from understudy_robot.serve.config import ServeConfig

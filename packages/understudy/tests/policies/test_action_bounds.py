@@ -11,8 +11,9 @@ import torch
 import understudy as us
 from understudy.policies.acting import bound_actions
 from understudy.policies.inference import RobotPolicy
-from understudy.testing.arm import NAMES, arm_contract, arm_observations, write_arm_policy
+from understudy.testing.arm import write_arm_policy
 from understudy_base.testing.refusals import refused
+from understudy_client.testing.arm import NAMES, arm_contract, arm_observations
 
 SEEN = {
     "observation.state": arm_observations(1)[0]["joints"],

@@ -1,8 +1,7 @@
 """Helpers of tests, for the suites of all distributions.
 
 accelerate_run    run a sampler under Accelerate, in this process or in two others, and report the indices of each step
-arm               an arm of seven joints with two cameras: its observations, its input contract, and a tiny policy for
-it
+arm               a tiny policy for the arm of `understudy_client.testing.arm`
 audited           a run with everything that changes its samples, and a record of the samples that its steps really
 consumed
 checkpoint_ranks  functions of each rank in the tests of checkpoints on several ranks

@@ -3,14 +3,12 @@
 from contextlib import suppress
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
 from understudy_base.testing.refusals import refused
-
-msgpack = pytest.importorskip("msgpack", reason="needs the extra serve")
-
-from understudy_client.protocol import MessageError, decode, encode  # noqa: E402
+from understudy_client.protocol import MessageError, decode, encode
 
 MESSAGE: dict[str, Any] = {
     "image": np.arange(24, dtype=np.uint8).reshape(2, 4, 3)[:, ::-1],

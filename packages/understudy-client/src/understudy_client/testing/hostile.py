@@ -39,10 +39,10 @@ def samples(value: Any, count: int) -> list[tuple[Place, Any]]:
     return random.Random(0).sample(pairs, min(count, len(pairs)))
 
 
-def refusal(read: Callable[[], object]) -> str:
+def refusal(read: Callable[[], object], kind: type[Exception] = ConfigError) -> str:
     """Message of a refusal, "" where nothing is refused; any other error fails the test."""
     try:
         read()
-    except ConfigError as error:
+    except kind as error:
         return str(error)
     return ""

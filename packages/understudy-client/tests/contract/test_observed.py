@@ -7,18 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.testing.arm import (
-    CENTER,
-    DEVIATION,
-    NAMES,
-    TASKS,
-    Observation,
-    arm_contract,
-    arm_observations,
-    images,
-    states,
-    vector,
-)
 from understudy_client.contract.camera_print import CameraPrint, shrink
 from understudy_client.contract.compare import compare_robots
 from understudy_client.contract.declared import declare
@@ -31,6 +19,18 @@ from understudy_client.contract.facts import (
     write_contract,
 )
 from understudy_client.contract.observed import LEAST_SEEN, ObservationCheck
+from understudy_client.testing.arm import (
+    CENTER,
+    DEVIATION,
+    NAMES,
+    TASKS,
+    Observation,
+    arm_contract,
+    arm_observations,
+    images,
+    states,
+    vector,
+)
 
 STEPS = 20
 

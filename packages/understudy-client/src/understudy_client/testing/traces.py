@@ -1,0 +1,39 @@
+"""Traces of the arm: two episodes in which it grasps and puts down."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy_client.contract.facts import Contract
+from understudy_client.contract.trace import Diagnosis, TraceWriter, diagnose
+from understudy_client.testing.arm import arm_contract, arm_observations
+
+STEPS, CHUNK, CLOSES, OPENS = 128, 8, 40, 100
+
+
+def graspable() -> Contract:
+    """The arm, whose gripper closes at 0.8."""
+    contract = arm_contract()
+    arm = contract.robots["arm"]
+    return replace(contract, robots={"arm": replace(arm, action=replace(arm.action, gripper={"gripper": (0.8, 0.0)}))})
+
+
+def recorded() -> np.ndarray:
+    actions = np.tile(np.linspace(0, 1, STEPS)[:, None], (1, 7))
+    actions[:, 6] = 0.8 * ((np.arange(STEPS) >= CLOSES) & (np.arange(STEPS) < OPENS))
+    return actions
+
+
+def traced(path: Path, predicted: np.ndarray, with_recording: bool = True, **changes: Any) -> Diagnosis:
+    """Write the trace of two episodes of one robot, and diagnose it."""
+    writer, truth = TraceWriter(path, graspable(), "arm"), recorded()
+    for episode in range(2):
+        seen = arm_observations(STEPS // CHUNK, episode)
+        for number, step in enumerate(range(0, STEPS, CHUNK)):
+            shown = {**seen[number], **{key: change(seen[number][key]) for key, change in changes.items()}}
+            rows = truth[step : step + CHUNK] if with_recording else None
+            writer.add("robot 0", step, shown, predicted[step : step + CHUNK], 0.01, rows)
+    writer.close()
+    return diagnose(path)
