@@ -378,7 +378,10 @@ class RemotePolicy:
     def _greet(self, connection: ClientConnection, timeout: float) -> None:
         """Read the metadata, and make the robot's statements about itself."""
         data = connection.recv(timeout)
-        metadata = None if isinstance(data, str) else decode(data)
+        try:
+            metadata = None if isinstance(data, str) else decode(data)
+        except MessageError:
+            metadata = None
         if not isinstance(metadata, dict) or not {"chunk", "action_dim"} <= set(metadata):
             raise RemoteError(f"{self._name} sent no metadata of a policy; is it `understudy serve`?")
         if self.metadata and _identity(metadata) != _identity(self.metadata):

@@ -1,0 +1,206 @@
+"""contract.json: written, read back to the bit, completed by statements, and open facts listed."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from understudy_base.errors import ConfigError, DatasetError
+from understudy_base.testing.refusals import refused
+from understudy_client.contract.camera_print import SIDE, CameraPrint, shrink
+from understudy_client.contract.facts import (
+    FILE,
+    CameraFacts,
+    Contract,
+    RobotFacts,
+    VectorFacts,
+    figures_digest,
+    read_contract,
+    read_file,
+    read_stated,
+    write_contract,
+)
+from understudy_client.contract.in_motion import list_undecided
+from understudy_client.contract.mismatch import Mismatch
+from understudy_client.testing.arm import NAMES, arm_contract
+
+FAULT = Mismatch("weights", "", "a", "b", "c")
+UNKNOWN = Contract(
+    {"": RobotFacts(np.nan, 0, "", "", VectorFacts.unmeasured("", ()), VectorFacts.unmeasured("", ()), {})},
+    kind="robot",
+)
+
+
+@pytest.mark.parametrize(
+    "contract",
+    [
+        arm_contract(),
+        replace(arm_contract(), kind="dataset", weights="a" * 64, faults=(FAULT,)),
+        Contract({"": replace(arm_contract().robots["arm"], state=None)}),
+        UNKNOWN,
+    ],
+)
+def test_a_contract_comes_back_to_the_bit(contract: Contract, tmp_path: Path) -> None:
+    write_contract(tmp_path / FILE, contract)
+    found = read_contract(tmp_path)
+    assert found is not None
+    assert found.to_json() == contract.to_json()
+    assert (found.kind, found.weights, found.faults) == (contract.kind, contract.weights, contract.faults)
+    write_contract(tmp_path / "second.json", found)
+    write_contract(tmp_path / "third.json", read_file(tmp_path / "second.json"))
+    assert (tmp_path / "third.json").read_bytes() == (tmp_path / "second.json").read_bytes()
+
+
+def test_a_vector_is_one_line(tmp_path: Path) -> None:
+    """So a difference of two files shows the vectors that differ."""
+    write_contract(tmp_path / FILE, arm_contract())
+    lines = (tmp_path / FILE).read_text().splitlines()
+    (names, *others) = [line for line in lines if '"names":' in line]
+    assert json.loads(re.sub(r",$", "", names.partition(":")[2])) == list(NAMES)
+    assert len(others) == 3  # state and action of two robots
+
+
+def test_a_folder_without_a_contract_has_none(tmp_path: Path) -> None:
+    assert read_contract(tmp_path) is None
+
+
+def test_a_new_file_replaces_none(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("mine")
+    with pytest.raises(FileExistsError):
+        write_contract(tmp_path / FILE, arm_contract(), is_new=True)
+    assert (tmp_path / FILE).read_text() == "mine"
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"nul", b"[" * 100_000, b'{"version": 2}'])
+def test_a_file_that_is_no_contract_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    with refused(str(tmp_path / FILE), kind=ConfigError):
+        read_file(tmp_path / FILE)
+
+
+def test_statements_of_a_dataset_are_read_or_refused() -> None:
+    stored = json.loads(json.dumps(arm_contract().to_json()))
+    assert read_stated(stored, "meta/contract.json").to_json() == stored["robots"]["arm"]
+    for damage in ({"version": 1}, {"robots": {}}, {"robots": {"": {}}}):
+        with refused(where="meta/contract.json", fix="understudy contract", kind=DatasetError):
+            read_stated({**stored, **damage}, "meta/contract.json")
+
+
+def test_open_facts_are_listed_by_their_places() -> None:
+    places = set(UNKNOWN.unknowns())
+    assert {'robots."".fps', 'robots."".state.units', 'robots."".action.gripper', "weights"} <= places
+    known = set(arm_contract().unknowns())
+    assert {"robots.arm.state.units", "weights"} <= known
+    assert "robots.arm.fps" not in known
+
+
+def test_statements_complete_a_contract() -> None:
+    """Facts of the recordings stay, unknown ones come from the statement; other names make no statement."""
+    arm = arm_contract().robots["arm"]
+    assert arm.state is not None
+    known = {"units": ("deg",) * 7, "gripper": {"gripper": (0.8, 0.0)}, "frame": "base"}
+    camera = replace(arm.cameras["observation.images.front"], color="RGB", role="front")
+    stated = replace(arm, state=replace(arm.state, **known), cameras={"top": camera}, episodes=9)  # type: ignore[arg-type]
+    state = replace(arm.state, units=("rad",) * 7)
+    action = VectorFacts.unmeasured("action", ("a", "b"))
+    mixed = replace(arm, fps=np.nan, state=state, action=action, robot_type="", chunk=4)
+    done = mixed.completed(stated)
+    assert (done.fps, done.robot_type, done.chunk, done.episodes) == (30, "arm", 4, 9)
+    assert done.state is not None
+    assert (done.state.units, done.state.gripper, done.state.frame) == (state.units, known["gripper"], "base")
+    assert np.array_equal(done.state.figures["std"], state.figures["std"])
+    assert done.action is action
+    assert done.cameras["observation.images.front"].color == "RGB"  # by the key of the recordings
+    assert done.cameras["observation.images.wrist_left"].color == ""
+
+
+def test_vectors_have_figures_and_names_of_one_width() -> None:
+    figures = arm_contract().robots["arm"].action.figures
+    for changes in ({"units": ("rad",)}, {"roles": ("joint",) * 8}, {"references": ("state",)}):
+        with refused("joints", kind=ValueError):
+            VectorFacts("joints", NAMES, figures, **changes)
+    with refused("joints", kind=ValueError):
+        VectorFacts("joints", NAMES[:3], figures)
+    numbered = VectorFacts.unmeasured("joints", ("", "", ""))
+    assert (numbered.names, numbered.is_unnamed, numbered.width) == (("0", "1", "2"), True, 3)
+
+
+def test_stored_figures_of_another_width_are_unknown() -> None:
+    figures = {"mean": [1.0, 2.0], "std": [0.5, 0.5], "min": [0.0], "max": None}
+    vector = VectorFacts.from_figures("joints", figures, 2, "external", "mean_std")
+    assert vector.figures["mean"].tolist() == [1, 2]
+    assert np.isnan(vector.figures["min"]).all()
+    assert vector.normalization.digest == figures_digest({"mean": np.array([1, 2.0]), "std": np.array([0.5, 0.5])})
+    assert vector.low.tolist() == [-1, 0]  # four deviations below the mean
+    assert VectorFacts.unmeasured("joints", NAMES).normalization.digest == ""
+
+
+def test_the_digest_of_figures_knows_names_and_numbers() -> None:
+    figures = {"mean": np.array([1.0, 2.0]), "std": np.array([0.5, 0.25])}
+    digest = figures_digest(figures)
+    assert digest == figures_digest({name: values.astype(">f8") for name, values in reversed(figures.items())})
+    assert digest != figures_digest({"mean": figures["std"], "std": figures["mean"]})
+    assert digest != figures_digest({**figures, "std": figures["std"] + 1e-3})
+
+
+def test_images_become_a_print_of_cells() -> None:
+    image = np.zeros((32, 48, 3), np.uint8)
+    image[:16, :24] = (10, 20, 30)
+    grid = shrink(image)
+    assert grid.shape == (SIDE, SIDE, 3)
+    assert grid[0, 0].tolist() == [10, 20, 30]
+    assert (grid[8:] == 0).all()
+    assert np.allclose(grid.mean((0, 1)), image.mean((0, 1)))
+    with pytest.raises(ValueError):
+        CameraPrint.of_images([])
+    camera = CameraFacts("cam", (32, 48), CameraPrint.of_images([grid] * 4))
+    assert CameraFacts.from_json(json.loads(json.dumps(camera.to_json()))).to_json() == camera.to_json()
+
+
+def test_power_tells_a_symmetric_scene_from_another() -> None:
+    """A camera above a bare table looks the same upside down: its orientation is not decidable."""
+    trained = arm_contract().robots["arm"]
+    (key, camera), *_ = trained.cameras.items()
+    look = camera.look
+    assert look is not None
+    even = look.mean.copy()
+    even[:] = even.mean((0, 1))
+    symmetric = replace(look, mean=even)
+    robot = replace(trained, cameras={})
+
+    def power(facts: RobotFacts, fact: str) -> float:
+        return next(each.power for each in list_undecided(facts, robot) if (each.fact, each.key) == (fact, camera.key))
+
+    bare = replace(trained, cameras={key: replace(camera, look=symmetric)})
+    assert power(trained, "orientation") == power(trained, "color") == pytest.approx(1.0)
+    assert power(bare, "orientation") == 0.0
+
+
+def test_facts_that_both_contracts_state_are_decided() -> None:
+    trained = arm_contract().robots["arm"]
+    assert trained.state is not None
+    cameras = {key: replace(camera, color="RGB", orientation="upright") for key, camera in trained.cameras.items()}
+    ends = {"gripper": (0.8, 0.0)}
+    stated = replace(
+        trained,
+        cameras=cameras,
+        state=replace(trained.state, units=("rad",) * 7),
+        action=replace(trained.action, gripper=ends, references=("absolute",) * 7),
+    )
+    assert list_undecided(stated, stated) == []
+    open_facts = {(each.fact, each.key): each for each in list_undecided(trained, stated)}
+    assert set(open_facts) == {
+        ("orientation", "cam_front"),
+        ("color", "cam_front"),
+        ("orientation", "cam_wrist_left"),
+        ("color", "cam_wrist_left"),
+        ("units", "joints"),
+        ("gripper", "action"),
+        ("references", "action"),
+    }
+    assert open_facts["units", "joints"].power > 0.5
+    assert open_facts["gripper", "action"].observations == 0
+    assert all("\n" not in str(each) for each in open_facts.values())
