@@ -142,7 +142,7 @@ def start_figures(loader: Any, seconds: float, batches: int) -> dict[str, float]
 def plan_figures(loader: Any, before: int) -> dict[str, Any]:
     """The order and its figures, and memory in MB: planned, and grown since `before`."""
     from understudy_data.load.choose_order import order_cost
-    from understudy_data.load.memory_plan import read_facts
+    from understudy_data.load.images.source_facts import read_facts
     from understudy_data.order.design_effect import expected_uniform
     from understudy_data.testing.peak_memory import peak_bytes
 

@@ -12,14 +12,15 @@ from order_audit import as_read, audit
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused, warned
 from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.load.choose_order import OrderChoice, choose_from_facts
+from understudy_data.load.choose_order import OrderChoice, choose_from_facts, order_cost
 from understudy_data.load.dataloader.episode_stream import EpisodeStream
+from understudy_data.load.images.source_facts import FactGroups, SourceFacts, read_facts, resized
 from understudy_data.load.loader import Loader
-from understudy_data.load.memory_plan import SourceFacts, read_facts, resized
+from understudy_data.load.memory_plan import describe_plan, divide_memory, needs_of_order, plan_memory
 from understudy_data.order import Order
 from understudy_data.order.cost import lane_correlation
 from understudy_data.order.defaults import turn_together
-from understudy_data.order.make_spec import CheckedSource, OrderRequest
+from understudy_data.order.make_spec import CheckedSource, OrderRequest, choose_settings, number_sources
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.testing.order_sources import episodes
 
@@ -263,3 +264,30 @@ def test_a_given_order_that_costs_much_is_told(data: EpisodeDataset) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Loader(data, order=uniform).close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_sources_that_are_alike_are_planned_as_each_alone(seed: int) -> None:
+    """Grouped sources have the settings, the plan, the cost and the lanes that each has by itself."""
+    draw = np.random.default_rng(seed)
+    count = int(draw.integers(2, 40))
+    kinds = [facts(int(10 ** draw.uniform(1, 4)), int(draw.integers(1, 60))) for _ in range(3)]
+    sources = [replace(kinds[draw.integers(3)], name=f"{number}") for number in range(count)]
+    memory = 200_000_000 + int(sum(source.all_images for source in sources) * draw.uniform(0.01, 0.3))
+    world_size = int(draw.integers(1, 4))
+    choice = choose(*sources, memory=memory, world_size=world_size)
+    alone = FactGroups(tuple(source.name for source in sources), tuple(sources), tuple(range(count)))
+    rank: dict[str, Any] = {"rank": world_size - 1, "world_size": world_size}
+    for candidate in choice.candidates:
+        order = Order(candidate.spec, ())
+        plan = plan_memory(sources, order, num_threads=8, memory=memory, **rank)
+        needs = needs_of_order(alone, order, **rank)
+        division = divide_memory(needs, num_threads=8, memory=memory)
+        assert plan == candidate.plan == describe_plan(division, [source.name for source in sources])
+        assert candidate.cost == order_cost(sources, candidate.spec, plan, world_size)
+        checked = [part.source for part in candidate.sources]
+        weights, request = [float(source.frames) for source in sources], OrderRequest("clips", 32, 1 << 62, spread=64)
+        settings = choose_settings(checked, weights, request, number_sources(checked, weights, request))
+        each = choose_settings(checked, weights, request, range(count))
+        assert settings.resolve(checked) == each.resolve(checked)
+        assert settings.slots == each.slots

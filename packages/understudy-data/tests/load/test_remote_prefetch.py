@@ -19,9 +19,9 @@ from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.load.batch_builder import BatchInProgress
 from understudy_data.load.images.clip_reader import Timings
+from understudy_data.load.images.source_facts import read_facts
 from understudy_data.load.loader import Batch, Loader
 from understudy_data.load.loader_threads import WorkerPool
-from understudy_data.load.memory_plan import read_facts
 from understudy_data.load.remote_prefetch import Prefetcher
 from understudy_data.order import Order
 from understudy_data.storage import remote_store

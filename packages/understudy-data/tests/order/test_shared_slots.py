@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from understudy_base.testing.refusals import refused
 from understudy_data.order import Order
-from understudy_data.order.shared_slots import MOST_OFF, count_lanes, make_round
+from understudy_data.order.shared_slots import MOST_OFF, count_lanes, count_lanes_within, make_round
 from understudy_data.order.shares import share_slots
 from understudy_data.order.spec import EXACT_VERSION, UNIT, Spec
 from understudy_data.testing.order_sources import Source, episodes, sources
@@ -174,6 +174,14 @@ def test_every_prefix_is_within_a_few_samples_of_the_weights_themselves(number: 
     slots = np.array(order.spec.schedule[0].slots)
     assert np.allclose(slots / slots.sum(), np.array(shares) / sum(shares), rtol=1e-4, atol=1e-9)
     assert worst(order, 60_000) < 3
+
+
+@given(st.lists(st.integers(0, 3 * UNIT), min_size=1, max_size=12), st.integers(0, 4), st.integers(0, 4))
+def test_lanes_within_a_part_of_a_batch_are_those_of_the_round(given_parts: list[int], low: int, more: int) -> None:
+    total = -(-(sum(given_parts) + 1) // (4 * UNIT)) * 4 * UNIT
+    parts = (*given_parts, total - sum(given_parts))  # whole batches of 4
+    expected = [int(np.isin(places % 4, range(low, low + more)).sum()) for places in make_round(parts).slots_of]
+    assert count_lanes_within(parts, low, low + more, 4) == expected
 
 
 @given(st.lists(st.integers(0, 3 * UNIT), min_size=1, max_size=12), st.integers(0, 2**40))

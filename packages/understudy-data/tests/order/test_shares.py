@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from understudy_base.testing.refusals import refused
 from understudy_data.order import Order
 from understudy_data.order.defaults import choose_slots
-from understudy_data.order.shares import make_period, share_slots
+from understudy_data.order.shares import are_met, make_period, share_errors, share_slots
 from understudy_data.testing.order_sources import Source, episodes, sources
 
 
@@ -52,6 +52,12 @@ def test_sampling_at_random_would_fail_the_same_measure():
     deviation = np.abs(np.cumsum(drawn) - 0.5 * np.arange(1, 6145)).max()
     assert deviation > 10
     assert worst_deviation((3072, 3072)) < 1
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12), st.integers(12, 4096), st.floats(1e-9, 1))
+def test_shares_are_met_where_no_source_is_off(weights, slots, tolerance):
+    shares = share_slots(weights, slots)
+    assert are_met(shares, weights, tolerance) == (not share_errors(shares, weights, tolerance))
 
 
 def test_largest_remainder():

@@ -10,13 +10,23 @@ slowly (`order/cost.opens_quickly`) are left out, and so are lanes that all begi
 depends on the arguments and the datasets, not on the machine.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil, gcd, isnan, nan
 
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.images.clip_reader import DecodePolicy
-from understudy_data.load.memory_plan import MemoryPlan, SourceFacts, plan_memory, read_facts, resized
+from understudy_data.load.images.source_facts import FactGroups, SourceFacts, group_facts, read_facts, resized
+from understudy_data.load.memory_plan import (
+    Division,
+    MemoryPlan,
+    RankNeeds,
+    describe_plan,
+    divide_memory,
+    needs_of_order,
+    needs_of_rank,
+)
 from understudy_data.order import Order, Spec
 from understudy_data.order.cost import BEARABLE, bearable, clips_cost, lane_correlation, opens_quickly, uniform_cost
 from understudy_data.order.defaults import held_frames, lane_counts, turn_together
@@ -24,10 +34,12 @@ from understudy_data.order.make_spec import (
     CheckedSource,
     OrderRequest,
     ResolvedSource,
+    Settings,
     as_int,
     as_list,
     check_source,
-    resolve_order,
+    choose_settings,
+    number_sources,
     resolve_weights,
 )
 from understudy_data.order.random import check_seed
@@ -151,63 +163,206 @@ def choose_from_facts(
     workers: int = 1,
 ) -> OrderChoice:
     """Choose an order by facts about the datasets; otherwise as `choose_order`."""
-    readers = world_size * workers
+    grouped = group_facts(facts, number_sources(sources, weights, request))
+    reader = _Reader(world_size * workers, workers, num_threads)
+    given = _Offers(grouped, sources, weights, request, reader)
+    offers = given.plan(memory)
+    best = _choose(offers, request)
 
-    def choose(facts: Sequence[SourceFacts], memory: int) -> tuple[list[Candidate], Candidate]:
-        changed = [replace(source, gop=fact.gop) for source, fact in zip(sources, facts)]
+    def figures(changed: FactGroups, budget: int) -> tuple[float, float]:
+        offer = best
+        if changed != grouped or budget != memory:
+            others = given if changed is grouped else _Offers(changed, sources, weights, request, reader)
+            offer = _choose(others.plan(budget), request)
+        return offer.cost, offer.arrangement.correlation[1]
 
-        def candidate(request: OrderRequest) -> Candidate:
-            resolved, slots, version = resolve_order(changed, weights, request)
-            spec = Spec(
-                seed, request.batch_size, tuple(source.spec for source in resolved), (Entry(0, slots),), version
-            )
-            read = replace(spec, batch=spec.batch * workers)  # W batches in turn, as one that W times the ranks share
-            plan = plan_memory(
-                facts,
-                Order(read, ()),
-                rank=readers - 1,
-                world_size=readers,
-                num_threads=num_threads,
-                memory=memory // workers,
-            )
-            cost = order_cost(facts, read, plan, readers)
-            return Candidate(tuple(resolved), spec, plan, cost, tuple(_correlation(spec, n) for n in WINDOWS))
-
-        candidates = _candidates(facts, request, workers, candidate)
-        return candidates, _choose(candidates, request)
-
-    candidates, chosen = choose(facts, memory)
-
-    def figures(others: Sequence[SourceFacts], budget: int) -> tuple[float, float]:
-        is_chosen = others is facts and budget == memory
-        candidate = chosen if is_chosen else choose(others, budget)[1]
-        return candidate.cost, candidate.correlation[1]
-
+    candidates = {offer: _candidate(offer, sources, request.batch_size, seed) for offer in offers}
+    chosen = candidates[best]
     layouts, reasons = [source.layout for source in chosen.sources], [source.reasons for source in chosen.sources]
     order = Order(chosen.spec, layouts, reasons, weights)
-    return OrderChoice(order, tuple(candidates), chosen, "" if _is_fixed(request) else advice(facts, memory, figures))
+    words = "" if _is_fixed(request) else advice(grouped, memory, figures)
+    return OrderChoice(order, tuple(candidates.values()), chosen, words)
 
 
-def _candidates(
-    facts: Sequence[SourceFacts], request: OrderRequest, workers: int, candidate: Callable[[OrderRequest], Candidate]
-) -> list[Candidate]:
-    """The requested order alone where it is fixed; otherwise the uniform shuffle, and lanes."""
-    if _is_fixed(request):
-        return [candidate(request)]
-    first = candidate(replace(request, mode="uniform", inside="sequential"))
-    uniform = frozenset(
-        number
-        for number, (source, keep) in enumerate(zip(facts, first.plan.keeps_decoded))
-        if source.frames <= request.in_flight and (keep or _is_cheap(source))
-    )
-    laned = [source for number, source in enumerate(facts) if number not in uniform]
-    if not laned and sum(source.spec.frames for source in first.sources) <= request.in_flight:
-        return [first]  # others differ in the slots of a round alone, and `_choose` takes the first of equal ones
-    gop, frames = max((source.gop for source in laned), default=1), sum(source.frames for source in laned)
-    together = request.batch_size * workers
-    quick = [lanes for lanes in lane_counts(request.batch_size) if opens_quickly(frames, gop, lanes, together)]
-    orders = [first, *(candidate(replace(request, spread=lanes, uniform=uniform)) for lanes in quick)]
-    return list({candidate.spec: candidate for candidate in orders}.values())
+@dataclass(frozen=True)
+class _Reader:
+    """The processes that read an order."""
+
+    count: int
+    """Of all ranks."""
+    workers: int
+    """Of one rank: they make its batches in turn."""
+    num_threads: int
+
+
+class _Costs:
+    """Costs of an order for the plans of one rank."""
+
+    def __init__(self, needs: RankNeeds, spec_round: int, batch_size: int, world_size: int) -> None:
+        period = spec_round if len(needs.number_of) > 1 else needs.sources[0].spec.lanes
+        self._needs = needs
+        self._shared_by = min(world_size, batch_size // gcd(period, batch_size))
+        self._weights = [source.slots * (source.facts.decode_ms + _MS_PER_ROW) for source in needs.sources]
+        self._sum = sum(map(self._weights.__getitem__, needs.number_of))
+        self._terms: dict[int, list[float]] = {}
+
+    def __call__(self, division: Division) -> float:
+        """Cost of a sample: `order_cost`."""
+        terms, numbers = self._terms_at(division.level), self._needs.number_of
+        if any(division.keeps_decoded):
+            terms = [*terms, *self._weights]
+            count = len(self._weights)
+            numbers = tuple(number + count * keep for number, keep in zip(numbers, division.keeps_decoded))
+        return sum(map(terms.__getitem__, numbers)) / self._sum
+
+    def _terms_at(self, level: int) -> list[float]:
+        """Weighted cost of each source that does not stay decoded."""
+        if level not in self._terms:
+            self._terms[level] = [
+                weight * _source_cost(source.facts, source.spec, False, source.policy(level), self._shared_by)
+                for weight, source in zip(self._weights, self._needs.sources)
+            ]
+        return self._terms[level]
+
+
+class _Arrangement:
+    """An order of a request, before memory is divided."""
+
+    def __init__(
+        self, settings: Settings, facts: FactGroups, sources: Sequence[CheckedSource], batch_size: int, reader: _Reader
+    ) -> None:
+        self.settings = settings
+        self._batch_size = batch_size
+        self._slots = dict(zip(settings.part_of, settings.slots))
+        self._reaches = dict(zip(settings.part_of, (source.reach for source in sources)))
+        together = batch_size * reader.workers  # W batches in turn, as one that W times the ranks share
+        self.needs = needs_of_rank(facts, settings, together, rank=reader.count - 1, world_size=reader.count)
+        self.cost = _Costs(self.needs, settings.round, together, reader.count)
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Equal for equal orders of the same sources."""
+        parts = [(part.clip, part.lanes, part.shuffle, part.inside, part.cut) for part in self.settings.parts]
+        return tuple(map(parts.__getitem__, self.settings.part_of)), self.settings.slots, self.settings.version
+
+    @cached_property
+    def correlation(self) -> tuple[float, ...]:
+        """As in `Candidate`: the mean over the sources, by their samples."""
+        return tuple(self._correlation(count * self._batch_size) for count in WINDOWS)
+
+    def _correlation(self, samples: int) -> float:
+        total = sum(self.settings.slots)
+        terms = []
+        for number, part in enumerate(self.settings.parts):
+            share = self._slots[number] / total
+            terms.append(share * lane_correlation(part.frames, part.clip, part.lanes, share * samples))
+        return sum(map(terms.__getitem__, self.settings.part_of))
+
+    @cached_property
+    def lanes(self) -> int:
+        """Lanes of all sources."""
+        return self._sum([part.lanes for part in self.settings.parts])
+
+    @cached_property
+    def held(self) -> int:
+        """Frames in flight, with all of the sources that are shuffled one by one."""
+        frames = []
+        for number, part in enumerate(self.settings.parts):
+            in_lanes = part.lanes * held_frames(part.clip, self._reaches[number])
+            frames.append(in_lanes if part.clip > 1 else part.frames)
+        return self._sum(frames)
+
+    @cached_property
+    def turns_together(self) -> bool:
+        """Whether all lanes of a source begin every new clip at the same step."""
+        return any(turn_together(part.frames, part.clip, part.lanes) for part in self.settings.parts)
+
+    def _sum(self, values: Sequence[int]) -> int:
+        """Sum over all sources of a value of each part."""
+        return sum(map(values.__getitem__, self.settings.part_of))
+
+
+@dataclass(frozen=True, eq=False)
+class _Offer:
+    """An order, and how memory is divided for it."""
+
+    arrangement: _Arrangement
+    division: Division
+    cost: float
+    """As in `Candidate`."""
+
+
+class _Offers:
+    """The orders that a request leaves, over sources with certain facts."""
+
+    def __init__(
+        self,
+        facts: FactGroups,
+        sources: Sequence[CheckedSource],
+        weights: Sequence[float],
+        request: OrderRequest,
+        reader: _Reader,
+    ) -> None:
+        gops = [fact.gop for fact in facts.kinds]
+        self._sources = [
+            source if source.gop == gops[kind] else replace(source, gop=gops[kind])
+            for source, kind in zip(sources, facts.kind_of)
+        ]
+        self._facts = facts
+        self._weights = weights
+        self._request = request
+        self._reader = reader
+        self._arrangements: dict[OrderRequest, _Arrangement] = {}
+
+    def plan(self, memory: int) -> list[_Offer]:
+        """The requested order alone where it is fixed; otherwise the uniform shuffle, and lanes.
+
+        Args:
+            memory: bytes that the loader of a rank may hold.
+        """
+        request, facts = self._request, self._facts
+        if _is_fixed(request):
+            return [self._offer(request, memory)]
+        first = self._offer(replace(request, mode="uniform", inside="sequential"), memory)
+        fits = [source.frames <= request.in_flight for source in facts.kinds]
+        is_cheap = [_is_cheap(source) for source in facts.kinds]
+        uniform = frozenset(
+            number
+            for number, (kind, keep) in enumerate(zip(facts.kind_of, first.division.keeps_decoded))
+            if fits[kind] and (keep or is_cheap[kind])
+        )
+        laned = [facts.kinds[kind] for number, kind in enumerate(facts.kind_of) if number not in uniform]
+        if not laned and sum(source.frames for source in self._sources) <= request.in_flight:
+            return [first]  # others differ in the slots of a round alone, and `_choose` takes the first of equal ones
+        gop, frames = max((source.gop for source in laned), default=1), sum(source.frames for source in laned)
+        together = request.batch_size * self._reader.workers
+        quick = [lanes for lanes in lane_counts(request.batch_size) if opens_quickly(frames, gop, lanes, together)]
+        laned_offers = [self._offer(replace(request, spread=lanes, uniform=uniform), memory) for lanes in quick]
+        return list({offer.arrangement.key: offer for offer in [first, *laned_offers]}.values())
+
+    def _offer(self, request: OrderRequest, memory: int) -> _Offer:
+        arrangement = self._arrange(request)
+        memory //= self._reader.workers
+        division = divide_memory(arrangement.needs, num_threads=self._reader.num_threads, memory=memory)
+        return _Offer(arrangement, division, arrangement.cost(division))
+
+    def _arrange(self, request: OrderRequest) -> _Arrangement:
+        """The order of a request, which no memory changes."""
+        if request not in self._arrangements:
+            settings = choose_settings(self._sources, self._weights, request, self._facts.kind_of)
+            self._arrangements[request] = _Arrangement(
+                settings, self._facts, self._sources, request.batch_size, self._reader
+            )
+        return self._arrangements[request]
+
+
+def _candidate(offer: _Offer, sources: Sequence[CheckedSource], batch_size: int, seed: int) -> Candidate:
+    settings = offer.arrangement.settings
+    resolved = settings.resolve(sources)
+    specs, schedule = tuple(source.spec for source in resolved), (Entry(0, settings.slots),)
+    spec = Spec(seed, batch_size, specs, schedule, settings.version)
+    plan = describe_plan(offer.division, [source.name for source in sources])
+    return Candidate(tuple(resolved), spec, plan, offer.cost, offer.arrangement.correlation)
 
 
 def advise_on(
@@ -220,19 +375,16 @@ def advise_on(
     num_threads: int,
 ) -> str:
     """One line on a given order that costs much to read in this memory; "" for any other."""
+    place = {"rank": rank, "world_size": world_size}
+    grouped = group_facts(facts)
+    needs = needs_of_order(grouped, order, **place)
 
-    def figures(facts: Sequence[SourceFacts], memory: int) -> tuple[float, float]:
-        plan = plan_memory(
-            facts,
-            order,
-            rank=rank,
-            world_size=world_size,
-            num_threads=num_threads,
-            memory=memory,
-        )
-        return order_cost(facts, order.spec, plan, world_size), nan
+    def figures(changed: FactGroups, memory: int) -> tuple[float, float]:
+        read = needs if changed is grouped else needs_of_order(changed, order, **place)
+        division = divide_memory(read, num_threads=num_threads, memory=memory)
+        return _Costs(read, order.spec.round, order.batch_size, world_size)(division), nan
 
-    return advice(facts, memory, figures)
+    return advice(grouped, memory, figures)
 
 
 def order_cost(facts: Sequence[SourceFacts], spec: Spec, plan: MemoryPlan, world_size: int) -> float:
@@ -283,47 +435,28 @@ def _is_cheap(facts: SourceFacts) -> bool:
     return facts.gop == 1 and not facts.halo and facts.frames <= _FEW
 
 
-def _correlation(spec: Spec, batches: int) -> float:
-    """Mean over the sources, by their samples."""
-    slots = spec.schedule[-1].slots
-    total = sum(slots)
-    shares = [count / total for count in slots]
-    values = [
-        lane_correlation(source.frames, source.clip, source.lanes, share * batches * spec.batch)
-        for source, share in zip(spec.sources, shares)
-    ]
-    return sum(share * value for share, value in zip(shares, values))
+def _choose(offers: Sequence[_Offer], request: OrderRequest) -> _Offer:
+    """The order of the module's rule."""
+    fitting = [offer for offer in offers if offer.arrangement.held <= request.in_flight] or offers[-1:]
+    bound = bearable(offer.cost for offer in fitting)
+    cheap = [offer for offer in fitting if offer.cost <= bound]
+    staggered = [offer for offer in cheap if not offer.arrangement.turns_together]
+
+    def rank(offer: _Offer) -> tuple[float, float, int]:
+        correlation = offer.arrangement.correlation
+        return round(correlation[1], 2), round(correlation[2], 2), offer.arrangement.lanes
+
+    return min(staggered or cheap, key=rank)
 
 
-def _choose(candidates: Sequence[Candidate], request: OrderRequest) -> Candidate:
-    """The candidate of the module's rule."""
-
-    def held(candidate: Candidate) -> int:
-        return sum(
-            source.spec.lanes * held_frames(source.spec.clip, source.source.reach)
-            if source.spec.clip > 1
-            else source.spec.frames
-            for source in candidate.sources
-        )
-
-    def turns_together(candidate: Candidate) -> bool:
-        return any(turn_together(part.frames, part.clip, part.lanes) for part in candidate.spec.sources)
-
-    fitting = [candidate for candidate in candidates if held(candidate) <= request.in_flight] or candidates[-1:]
-    bound = bearable(candidate.cost for candidate in fitting)
-    cheap = [candidate for candidate in fitting if candidate.cost <= bound]
-    staggered = [candidate for candidate in cheap if not turns_together(candidate)]
-    return min(staggered or cheap, key=lambda c: (round(c.correlation[1], 2), round(c.correlation[2], 2), c.lanes))
-
-
-Figures = Callable[[Sequence[SourceFacts], int], tuple[float, float]]
-"""Datasets and bytes of memory -> (cost, correlation over 8 batches) of the order of a loader that has them.
+Figures = Callable[[FactGroups, int], tuple[float, float]]
+"""Facts of datasets and bytes of memory -> (cost, correlation over 8 batches) of the order of a loader that has them.
 
 The correlation is nan for an order that is given: other settings do not change it.
 """
 
 
-def advice(facts: Sequence[SourceFacts], memory: int, figures: Figures) -> str:
+def advice(facts: FactGroups, memory: int, figures: Figures) -> str:
     """One line on an order that costs much or mixes badly, and on better settings; "" for any other.
 
     Args:
@@ -339,16 +472,18 @@ def advice(facts: Sequence[SourceFacts], memory: int, figures: Figures) -> str:
     def is_better(pair: tuple[float, float]) -> bool:
         return pair[0] <= max(BEARABLE, 0.7 * cost) and (is_fixed or pair[1] <= max(_CORRELATED, 0.7 * correlation))
 
-    small = [resized(source, _SIDE) for source in facts]
-    edited = [replace(source, gop=min(source.gop, 2)) for source in small]
-    minutes = sum(s.frames * (s.decode_ms + _ENCODE_MS * len(s.frame)) for s in facts) / 60_000
-    disk = sum(source.disk_images for source in facts)
-    cached = [replace(source, on_disk=True) for source in facts]
+    small = facts.change(lambda source: resized(source, _SIDE))
+    edited = small.change(lambda source: replace(source, gop=min(source.gop, 2)))
+    work = [source.frames * (source.decode_ms + _ENCODE_MS * len(source.frame)) for source in facts.kinds]
+    minutes = sum(facts.each(work)) / 60_000
+    disk = facts.sum(lambda source: source.disk_images)
+    has_cache = any(source.on_disk for source in facts.kinds)
+    cached = facts.change(lambda source: replace(source, on_disk=True))
     on_disk = [(f"decoded_cache=FOLDER, {disk / 1e9:.1f} GB on disk", cached, memory)]
     larger = [(f"memory='{size}GB'", facts, size * 10**9) for size in _GIGABYTES if size * 10**9 > memory]
     remedies = [
         *larger,
-        *(on_disk if 0 < disk <= _MOST_ON_DISK and not any(source.on_disk for source in facts) else []),
+        *(on_disk if 0 < disk <= _MOST_ON_DISK and not has_cache else []),
         (f"image_size=({_SIDE}, {_SIDE})", small, memory),
         (f"`understudy edit … --gop 2 --size {_SIDE}`, about {ceil(minutes)} min of CPU", edited, memory),
     ]

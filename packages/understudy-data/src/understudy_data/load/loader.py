@@ -26,8 +26,9 @@ from understudy_data.load.device_copy import DeviceCopy
 from understudy_data.load.images.buffer_pool import BufferPool
 from understudy_data.load.images.clip_reader import Timings
 from understudy_data.load.images.decoded_cache import keep_decoded
+from understudy_data.load.images.source_facts import in_memory, read_facts
 from understudy_data.load.loader_threads import WorkerPool
-from understudy_data.load.memory_plan import in_memory, plan_memory, read_facts
+from understudy_data.load.memory_plan import plan_memory
 from understudy_data.load.mixed_batches import image_shapes
 from understudy_data.load.order_state import adopt_order, order_state, position_in
 from understudy_data.order import Order

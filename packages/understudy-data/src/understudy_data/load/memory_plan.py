@@ -19,18 +19,23 @@ The plan is not below the largest growth of resident memory where
 consumer keeps, other than the current one, come on top.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import compress
 
 import numpy as np
 
-from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.datasets.format.episode_table import EpisodeTable
 from understudy_data.load.images.clip_reader import DecodePolicy
-from understudy_data.load.images.decoded_cache import IDLE_CURSORS, decoded_bytes
-from understudy_data.load.images.disk_cache import bytes_on_disk
+from understudy_data.load.images.decoded_cache import IDLE_CURSORS
+from understudy_data.load.images.source_facts import FactGroups, SourceFacts, count_numbers, group_facts
 from understudy_data.order import Order, rank_slice
+from understudy_data.order.frame_numbering import Ints
+from understudy_data.order.make_spec import Settings, number_equal
+from understudy_data.order.random import Words
+from understudy_data.order.shared_slots import count_lanes_within
+from understudy_data.order.shares import make_period
+from understudy_data.order.spec import EXACT_VERSION, UNIT, SourceSpec
 from understudy_data.video.index import WHOLE_GOP
 
 _AHEAD = (8, 4, 2)  # batches made ahead, where memory allows: threads end their runs in turns
@@ -51,151 +56,6 @@ _INDEXES = 8  # most indexes of videos are an eighth of all memory, where it is 
 _PARTS = 64  # rows of single episodes of large data files on a server take at most so small a part of memory,
 _PER_PART = 3  # and footers in use and freed ones as much each
 _REMOTE = 12_000_000  # code of HTTP clients, connections, bytes on their way
-
-_MS_PER_MEGAPIXEL = {"h264": 2.2, "hevc": 3.5, "av1": 6.0, "vp9": 3.5, "mpeg4": 1.6, "mjpeg": 6.0, "ffv1": 12.0}
-"""CPU milliseconds of decoding and converting in a row, on one core of an AMD EPYC of 2023. Not measured where it is
-used: every rank and every machine must choose the same order."""
-
-
-@dataclass(frozen=True)
-class SourceFacts:
-    """One dataset, with its images at the size at which they are delivered."""
-
-    name: str
-    frames: int
-    """Samples of an epoch."""
-    gop: int
-    reach: tuple[int, int]
-    """Frames that windows of images extend back and ahead."""
-    window: int
-    """Images of one camera in a sample; 0 without video."""
-    frame: tuple[int, ...]
-    """Per camera with video, bytes of one frame as a clip reader holds it."""
-    decoder: tuple[int, ...]
-    """Per camera with video, bytes of a live decoder."""
-    resized: bool
-    """Whether clip readers hold resized frames."""
-    sample: int
-    """Bytes of one sample's images."""
-    all_images: int
-    """Bytes of all images of the selected episodes, decoded."""
-    columns: tuple[int, ...]
-    """Bytes of the columns of each data file, of those that are in the memory of each process."""
-    is_remote: bool
-    decode_ms: float
-    """CPU milliseconds of decoding one image of each camera in a row, by a table."""
-    pixels: int
-    """Of the largest image as delivered."""
-    disk_images: int = 0
-    """Bytes of all images of the selected episodes in a decoded cache on disk."""
-    on_disk: bool = False
-    """Whether there is such a cache."""
-    indexes: int = 0
-    """Bytes of the indexes of all videos."""
-    mapped: tuple[int, ...] = ()
-    """Bytes of the columns of each data file, of those that are mapped (`datasets/read/row_tables.py`)."""
-    has_stored_images: bool = False
-    """Whether rows hold encoded images."""
-
-    @property
-    def halo(self) -> int:
-        """Frames that samples of a clip share beyond their own."""
-        return sum(self.reach)
-
-
-def read_facts(
-    dataset: EpisodeDataset, image_size: tuple[int, int] | None = None, on_disk: bool = False
-) -> SourceFacts:
-    """Read the facts about a dataset.
-
-    Args:
-        image_size: (height, width) that images are resized to.
-        on_disk: whether decoded images are kept in a cache on disk.
-
-    Raises:
-        DatasetError: a video cannot be opened.
-    """
-    segment = dataset.segments[:1]
-    rows, frames = dataset.frames_to_decode(segment[:, 0], segment[:, 1])
-    held, decoder, sample, resized, window, cost, pixels, indexes = [], [], 0, False, 0, 0.0, 0, 0
-    for camera in frames:
-        dataset.video_frames.open_ahead(camera, rows)
-    for camera, numbers in frames.items():
-        reader = dataset.video_frames.reader(camera, int(rows[0]))
-        height, width = image_size or (reader.height, reader.width)
-        image = dataset.pixels(camera).nbytes(height, width)
-        sample += numbers.size * image
-        window = max(window, numbers.size)
-        pixels = max(pixels, height * width)
-        held.append(reader.frame_bytes)
-        decoder.append(reader.decoder_bytes)
-        indexes += reader.index_bytes * int(dataset.catalog.videos(camera).expected.sum()) // reader.count
-        cost += _MS_PER_MEGAPIXEL.get(reader.codec, 4.0) * reader.height * reader.width / 1e6
-        resized = image_size is not None and image < held[-1]
-        if resized:
-            held[-1] = image
-    for camera, size in dataset.missing_cameras.items():
-        height, width = image_size or size
-        sample += dataset.windows.get(camera, 1) * height * width * 3
-    columns, mapped = _column_bytes(dataset)
-    segments = getattr(dataset, "epoch_segments", dataset.segments)
-    is_whole = segments is dataset.segments
-    return SourceFacts(
-        name=dataset.name,
-        frames=len(dataset) if is_whole else int((segments[:, 2] - segments[:, 1]).sum()),
-        gop=dataset.gop,
-        reach=dataset.reach,
-        window=window,
-        frame=tuple(held),
-        decoder=tuple(decoder),
-        resized=resized,
-        sample=sample,
-        all_images=decoded_bytes(dataset, image_size) if frames else 0,
-        columns=columns,
-        mapped=mapped,
-        has_stored_images=bool(dataset.image_keys),
-        is_remote=not dataset.catalog.files.is_local,
-        decode_ms=cost,
-        pixels=pixels,
-        disk_images=bytes_on_disk(dataset, image_size) if frames else 0,
-        on_disk=on_disk,
-        indexes=indexes,
-    )
-
-
-def resized(facts: SourceFacts, side: int) -> SourceFacts:
-    """Facts of a dataset whose images are resized to squares, where they are larger."""
-    if facts.pixels <= side**2:
-        return facts
-    share = side**2 / facts.pixels
-    frame = tuple(min(held, 3 * side**2) for held in facts.frame)
-    sample, images, disk = (int(share * size) for size in (facts.sample, facts.all_images, facts.disk_images))
-    return replace(facts, frame=frame, resized=True, pixels=side**2, sample=sample, all_images=images, disk_images=disk)
-
-
-def in_memory(facts: SourceFacts) -> SourceFacts:
-    """Facts of a dataset whose columns are in the memory of each process, because this host has no place for files."""
-    return replace(facts, columns=facts.columns + facts.mapped, mapped=())
-
-
-def _column_bytes(dataset: EpisodeDataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Bytes of the columns of each data file of selected episodes: those in memory, and those that are mapped.
-
-    The division follows from sizes alone: every rank and every machine must choose the same order.
-    """
-    episodes, tables = dataset.catalog.episodes, dataset.row_tables
-    count = partial(_rows_of_files, episodes, dataset.episodes)
-    files = dataset.share(count, episodes.ids, episodes.data_file, episodes.lengths, dataset.episodes)
-    sizes = [count * tables.row_bytes for count in files.tolist()]
-    columns = tuple(size for size in sizes if not tables.is_large(size))
-    return columns, tuple(size for size in sizes if tables.is_large(size))
-
-
-def _rows_of_files(table: EpisodeTable, episodes: np.ndarray) -> np.ndarray:
-    """Rows of each data file of these episodes, int64 (F,)."""
-    is_used = np.zeros(len(table.data), bool)
-    is_used[table.data_file[table.rows_of(episodes)]] = True
-    return np.bincount(table.data_file, table.lengths, len(is_used)).astype(np.int64)[is_used]
 
 
 @dataclass(frozen=True)
@@ -263,6 +123,10 @@ class _SourceNeeds:
     """Whether a clip's samples come in a random order, so that most of its frames wait at once."""
     policies: tuple[DecodePolicy, ...]
     """The fastest first."""
+    spec: SourceSpec
+    """Its part of the order."""
+    slots: int
+    """In a round of the mixture."""
 
     @property
     def cached(self) -> int:
@@ -323,52 +187,109 @@ class _SourceNeeds:
 
 
 @dataclass(frozen=True)
-class _RankNeeds:
-    """Everything that one rank holds."""
+class RankNeeds:
+    """Everything that one rank reads in an order, for any memory. Sources that are alike are counted."""
 
+    facts: FactGroups
     sources: tuple[_SourceNeeds, ...]
+    """Distinct ones."""
+    number_of: tuple[int, ...]
+    """Number of the needs of each source of the order."""
     samples: int
     """In a batch of this rank."""
-    rows: int
-    """Bytes of columns."""
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Sources of each number."""
+        return count_numbers(self.number_of, len(self.sources))
 
     @cached_property
     def batch(self) -> int:
         """Bytes of the images of a batch."""
-        return self.samples * max((source.facts.sample for source in self.sources), default=0)
+        return self.samples * self.facts.most(lambda source: source.sample)
 
     @cached_property
     def decoder(self) -> int:
         """Bytes of the largest decoder of a thread."""
-        facts = [source.facts for source in self.sources]
-        halos = [source.halo for source in self.sources]
-        return max((sum(f.decoder) + sum(f.frame) * (1 + halo) for f, halo in zip(facts, halos)), default=0)
+        needs = self.sources
+        return max((sum(n.facts.decoder) + sum(n.facts.frame) * (1 + n.halo) for n in needs), default=0)
 
-    def fixed(self, ahead: int, threads: int) -> list[Item]:
+    @cached_property
+    def largest_rows(self) -> int:
+        """Bytes of the columns of one data file of each source."""
+        return self.facts.sum(lambda source: max(source.columns, default=0))
+
+    @cached_property
+    def images(self) -> list[int | None]:
+        """Per number, bytes of a source that stays decoded, above the least; None without video."""
+        return [source.cached if source.facts.all_images > 0 else None for source in self.sources]
+
+    def fixed(self, ahead: int, threads: int, rows: int) -> list[Item]:
         """Items that nothing can do without: `ahead` batches made, one under way, and one at the consumer."""
         return [
             Item("batches", (ahead + 2) * self.batch, f"{ahead + 2} of {self.samples} samples, {ahead} ahead"),
-            Item("rows", self.rows, "columns of the data files in use, and the reading of one"),
+            Item("rows", rows, "columns of the data files in use, and the reading of one"),
             Item("decoders", threads * self.decoder, f"one for each of {threads} threads"),
         ]
 
-    def fixed_bytes(self, ahead: int, threads: int) -> int:
+    def fixed_bytes(self, ahead: int, threads: int, rows: int) -> int:
         """Sum of the fixed items."""
-        return sum(item.bytes for item in self.fixed(ahead, threads))
+        return (ahead + 2) * self.batch + rows + threads * self.decoder
 
-    def least(self, threads: int) -> int:
-        """Bytes with no batch ahead and the slowest policies."""
-        readers = sum(source.reader_bytes(source.policies[-1], threads) for source in self.sources)
-        return self.fixed_bytes(0, threads) + readers
+    def least(self, threads: int, rows: int) -> int:
+        """Bytes with no batch ahead and the slowest policies, which hold nothing."""
+        return self.fixed_bytes(0, threads, rows)
 
-    def keep_decoded(self, spare: int, threads: int) -> tuple[bool, ...]:
+    def keep_decoded(self, spare: int) -> tuple[bool, ...]:
         """Of each source: whether all its images stay decoded, in `spare` bytes above the least."""
         keeps = []
-        for source in self.sources:
-            needed = source.cached - source.reader_bytes(source.policies[-1], threads)
-            keeps.append(source.facts.all_images > 0 and needed <= spare)
-            spare -= needed if keeps[-1] else 0
+        for number in self.number_of:
+            needed = self.images[number]
+            keeps.append(needed is not None and needed <= spare)
+            if keeps[-1] and needed is not None:
+                spare -= needed
         return tuple(keeps)
+
+    @cached_property
+    def _reader_bytes(self) -> dict[tuple[int, int], list[int]]:
+        return {}
+
+    def reader_bytes(self, level: int, threads: int) -> list[int]:
+        """Per number, bytes that the clip readers of a source hold by the policy of a level."""
+        sizes = self._reader_bytes.get((level, threads))
+        if sizes is None:
+            sizes = [source.reader_bytes(source.policy(level), threads) for source in self.sources]
+            self._reader_bytes[level, threads] = sizes
+        return sizes
+
+
+@dataclass(frozen=True)
+class Division:
+    """A memory, divided among everything that a rank holds: a plan before it is put in words."""
+
+    needs: RankNeeds
+    memory: int
+    num_threads: int
+    """Threads that are used."""
+    notes: tuple[str, ...]
+    """As in `MemoryPlan`, of the threads."""
+    keeps_decoded: tuple[bool, ...]
+    """As in `MemoryPlan`."""
+    batches_ahead: int
+    level: int
+    """Of the policies of sources that do not stay decoded."""
+    rows: Sequence[int]
+    """Per kind of facts: bytes for columns in the memory of the process."""
+    all_rows: int
+    """Bytes of these columns, and of reading others."""
+    readers: int
+    """As in `MemoryPlan`."""
+    reading: int
+    """Bytes of reading a data file."""
+    row_parts: int
+    """As in `MemoryPlan`."""
+    overhead: int
+    """Bytes of all that is not planned in detail."""
 
 
 def plan_memory(
@@ -393,69 +314,106 @@ def plan_memory(
     Raises:
         ValueError: not even one batch fits; names the least memory that does.
     """
-    low, high = rank_slice(order.batch_size, rank, world_size)
-    in_rounds: dict[int, np.ndarray] = {}
-    sources = tuple(_needs(source, order, d, low, high, in_rounds) for d, source in enumerate(facts))
-    largest = sum(max(source.columns, default=0) for source in facts)
-    needs, notes = _RankNeeds(sources, high - low, largest), []
-    threads = num_threads if any(source.sample for source in facts) else 1  # Python reads rows one thread at a time
-    if needs.least(1) > memory:
+    needs = needs_of_order(group_facts(facts), order, rank=rank, world_size=world_size)
+    names = [source.name for source in order.spec.sources]
+    return describe_plan(divide_memory(needs, num_threads=num_threads, memory=memory), names)
+
+
+def divide_memory(needs: RankNeeds, *, num_threads: int, memory: int) -> Division:
+    """Divide the memory of a rank; otherwise as `plan_memory`."""
+    facts, largest = needs.facts, needs.largest_rows
+    has_images = facts.most(lambda source: source.sample) > 0
+    threads = num_threads if has_images else 1  # Python reads rows one thread at a time
+    if needs.least(1, largest) > memory:
         raise ValueError(
-            f"memory {memory}: one batch of {high - low} samples and the work on it need {needs.least(1)} bytes; give "
-            "as much, or make the batch or its images smaller"
+            f"memory {memory}: one batch of {needs.samples} samples and the work on it need {needs.least(1, largest)} "
+            "bytes; give as much, or make the batch or its images smaller"
         )
-    if needs.least(threads) > memory:
-        notes.append(f"one thread instead of {threads}: memory allows no more")
+    notes: tuple[str, ...] = ()
+    if needs.least(threads, largest) > memory:
+        notes = (f"one thread instead of {threads}: memory allows no more",)
         threads = 1
-    kept = _rows_in_memory(facts, min(memory // _MOST_ROWS, largest + memory - needs.least(threads)))
-    rows = sum(kept)
-    needs = replace(needs, rows=rows)
-    largest_mapped = max((size for source in facts for size in source.mapped), default=0)
+    kept = _rows_in_memory(facts, min(memory // _MOST_ROWS, largest + memory - needs.least(threads, largest)))
+    rows = sum(count * size for count, size in zip(facts.counts, kept))
+    largest_mapped = facts.most(lambda source: max(source.mapped, default=0))
     readers = max(1, min(num_threads, memory // _READERS // max(1, int(_MAPPED_READ * largest_mapped))))
-    reading = int(_ROWS_READ * max((size for source in facts for size in source.columns), default=0))
+    reading = int(_ROWS_READ * facts.most(lambda source: max(source.columns, default=0)))
     reading = max(reading, int(readers * _MAPPED_READ * largest_mapped))
-    files = sum(len(source.columns) + len(source.mapped) for source in facts)
-    single_file = files == 1  # read before there is anything else
-    held = int((_ROWS_HELD - 1) * rows) + (0 if single_file else reading)
-    held = min(held, memory // 10, memory - needs.least(threads))  # a small budget may be off by a tenth
-    needs = replace(needs, rows=rows + held)
-    in_parts = sum(source.is_remote and bool(source.mapped) for source in facts)
+    held = int((_ROWS_HELD - 1) * rows) + (0 if _has_single_file(facts) else reading)
+    held = min(held, memory // 10, memory - needs.least(threads, rows))  # a small budget may be off by a tenth
+    rows += held
+    in_parts = facts.sum(lambda source: source.is_remote and bool(source.mapped))
     parts = memory // _PARTS // max(1, in_parts)
-    remote = _REMOTE + _PER_PART * parts * in_parts if any(source.is_remote for source in facts) else 0
-    spare = memory - needs.least(threads)
+    is_remote = any(source.is_remote for source in facts.kinds)
+    remote = _REMOTE + _PER_PART * parts * in_parts if is_remote else 0
+    spare = memory - needs.least(threads, rows)
     overhead = min(_OWN + remote, memory // 10 - held, spare)
-    keeps = needs.keep_decoded(spare - overhead, threads)
-    for_readers = memory - overhead - sum(source.cached for source, keep in zip(sources, keeps) if keep)
-    ahead, level = _choose_level(needs, keeps, for_readers, threads, memory)
-    items = needs.fixed(ahead, threads)
-    items.append(
-        Item(
-            "other", overhead, "indices of files, code, connections, rows of single episodes, footers, gaps in the heap"
-        )
+    keeps = needs.keep_decoded(spare - overhead)
+    ahead, level = _choose_level(needs, keeps, memory - overhead, threads, rows, memory)
+    return Division(
+        needs,
+        memory,
+        threads,
+        notes,
+        keeps,
+        ahead,
+        level,
+        kept,
+        rows,
+        readers,
+        reading,
+        parts,
+        overhead,
     )
-    for d, (source, keep) in enumerate(zip(sources, keeps)):
-        items += _source_items(source, keep, source.policy(level), threads)
-        notes += _source_notes(source, keep, source.policy(level), threads, order.spec.sources[d].name)
-    indexes = tuple(0 if keep else source.facts.indexes for source, keep in zip(sources, keeps))
-    for_indexes = min(memory // _INDEXES, memory - sum(item.bytes for item in items))
+
+
+def describe_plan(division: Division, names: Sequence[str]) -> MemoryPlan:
+    """Put a division of memory in words; `names` are those of the sources in the order."""
+    needs, memory, threads = division.needs, division.memory, division.num_threads
+    facts, keeps, ahead = needs.facts, division.keeps_decoded, division.batches_ahead
+    policies = [source.policy(division.level) for source in needs.sources]
+    items = [
+        *needs.fixed(ahead, threads, division.all_rows),
+        Item(
+            "other",
+            division.overhead,
+            "indices of files, code, connections, rows of single episodes, footers, gaps in the heap",
+        ),
+    ]
+    notes = [*division.notes]
+    words = {
+        pair: _source_words(needs.sources[pair[0]], policies[pair[0]], pair[1], threads)
+        for pair in set(zip(needs.number_of, keeps))
+    }
+    for pair, name, name_in_order in zip(zip(needs.number_of, keeps), facts.names, names):
+        item, of_cache, of_policy = words[pair]
+        if item is not None:
+            items.append(Item(f"{item.name} {name}", item.bytes, item.why))
+        notes += [f"{name}: {of_cache}"] if of_cache else []
+        notes += [f"{name_in_order}: {of_policy}"] if of_policy else []
+    total = sum(item.bytes for item in items)
+    open_indexes = [source.facts.indexes for source in needs.sources]
+    indexes = tuple(0 if keep else open_indexes[number] for number, keep in zip(needs.number_of, keeps))
+    for_indexes = min(memory // _INDEXES, memory - total)
     if (most := sum(indexes)) > for_indexes:
         indexes = tuple(size * for_indexes // most for size in indexes)
     if any(indexes):
         items.append(Item("indexes", sum(indexes), "of videos that stay open"))
-    with_images = sum(source.has_stored_images for source in facts)
-    stored_images = (memory - sum(item.bytes for item in items)) // _STORED // max(1, with_images)
+        total += items[-1].bytes
+    with_images = facts.sum(lambda source: source.has_stored_images)
+    stored_images = (memory - total) // _STORED // max(1, with_images)
     if with_images:
         items.append(
             Item("encoded images", stored_images * with_images, "row groups of images that are stored in rows")
         )
-    total = sum(item.bytes for item in items)
-    if single_file and total - needs.rows < reading and total < memory:
-        extra = min(needs.rows + reading, memory) - total
+        total += items[-1].bytes
+    rows, reading = division.all_rows, division.reading
+    if _has_single_file(facts) and total - rows < reading and total < memory:
+        extra = min(rows + reading, memory) - total
         items.append(Item("reading", extra, "of the data file at the start, more than the items above but rows"))
     if ahead < _AHEAD[-1]:
         notes.append(f"{ahead} batches ahead: memory allows no more")
-    policies = tuple(source.policy(level) for source in sources)
-    on_host = sum(sum(source.mapped) for source in facts)
+    on_host = facts.sum(lambda source: sum(source.mapped))
     if on_host:
         notes.append(f"{megabytes(on_host)} of columns are mapped, once per host; the kernel drops them at need")
     return MemoryPlan(
@@ -464,76 +422,129 @@ def plan_memory(
         threads,
         ahead,
         keeps,
-        policies,
+        tuple(map(policies.__getitem__, needs.number_of)),
         indexes,
         tuple(notes),
-        kept,
-        readers,
+        facts.each(division.rows),
+        division.readers,
         stored_images,
-        parts,
+        division.row_parts,
     )
 
 
-def _rows_in_memory(facts: Sequence[SourceFacts], most: int) -> tuple[int, ...]:
-    """Of each source: bytes for columns in the memory of the process: all, or a share, and at least one data file."""
-    sizes = [sum(source.columns) for source in facts]
-    largest = [max(source.columns, default=0) for source in facts]
-    beyond = sum(sizes) - sum(largest)
-    share = min(1.0, max(0, most - sum(largest)) / max(1, beyond))
-    return tuple(one + int((size - one) * share) for size, one in zip(sizes, largest))
+def _rows_in_memory(facts: FactGroups, most: int) -> list[int]:
+    """Per kind: bytes for columns in the memory of the process: all, or a share, and at least one data file."""
+    largest = facts.sum(lambda source: max(source.columns, default=0))
+    beyond = facts.sum(lambda source: sum(source.columns)) - largest
+    share = min(1.0, max(0, most - largest) / max(1, beyond))
+    rows = []
+    for source in facts.kinds:
+        one = max(source.columns, default=0)
+        rows.append(one + int((sum(source.columns) - one) * share))
+    return rows
 
 
-def _source_items(source: _SourceNeeds, keep: bool, policy: DecodePolicy, threads: int) -> list[Item]:
-    name = source.facts.name
+def _has_single_file(facts: FactGroups) -> bool:
+    """Whether there is a single data file, which is read before there is anything else."""
+    return facts.sum(lambda source: len(source.columns) + len(source.mapped)) == 1
+
+
+def _source_words(source: _SourceNeeds, policy: DecodePolicy, keep: bool, threads: int) -> tuple[Item | None, str, str]:
+    """Item of a source, and its notes on the decoded cache and on the policy: all without its name."""
     if keep and source.facts.on_disk:
-        return [Item(f"decoders of {name}", source.cached, "of images that are not yet in the cache on disk")]
+        return Item("decoders of", source.cached, "of images that are not yet in the cache on disk"), "", ""
     if keep:
-        return [Item(f"images of {name}", source.cached, "all of them, once they have been decoded")]
-    if source.facts.sample:
-        return [Item(f"clip readers of {name}", source.reader_bytes(policy, threads), source.describe(policy))]
-    return []
-
-
-def _source_notes(source: _SourceNeeds, keep: bool, policy: DecodePolicy, threads: int, name: str) -> list[str]:
-    if keep or not source.facts.sample:
-        return []
-    notes, best = [], source.policies[0]
-    best_bytes = megabytes(source.reader_bytes(best, threads))
+        return Item("images of", source.cached, "all of them, once they have been decoded"), "", ""
+    if not source.facts.sample:
+        return None, "", ""
+    item = Item("clip readers of", source.reader_bytes(policy, threads), source.describe(policy))
+    of_cache, of_policy, best = "", "", source.policies[0]
     if source.facts.on_disk:
-        needed = megabytes(source.cached)
-        notes.append(f"{source.facts.name}: no decoded cache; its decoders need {needed} of memory")
+        of_cache = f"no decoded cache; its decoders need {megabytes(source.cached)} of memory"
     if policy != best:
-        notes.append(
-            f"{name}: {source.describe(best)} would take {best_bytes} and be faster; the samples and their order are "
-            "the same"
+        best_bytes = megabytes(source.reader_bytes(best, threads))
+        of_policy = (
+            f"{source.describe(best)} would take {best_bytes} and be faster; the samples and their order are the same"
         )
-    return notes
+    return item, of_cache, of_policy
 
 
-def _choose_level(needs: _RankNeeds, keeps: Sequence[bool], spare: int, threads: int, memory: int) -> tuple[int, int]:
-    """The fastest that fits `spare` bytes: (batches ahead, index of each source's policy)."""
-    read = [source for source, keep in zip(needs.sources, keeps) if not keep and source.facts.sample]
-    levels = max((len(source.policies) for source in read), default=1)
+def _choose_level(
+    needs: RankNeeds, keeps: Sequence[bool], spare: int, threads: int, rows: int, memory: int
+) -> tuple[int, int]:
+    """The fastest that fits `spare` bytes: (batches ahead, level of the policies)."""
+    kept = count_numbers(list(compress(needs.number_of, keeps)), len(needs.sources))
+    spare -= sum(count * source.cached for count, source in zip(kept, needs.sources) if count)
+    read = [
+        (number, count - of_kept)
+        for number, (source, count, of_kept) in enumerate(zip(needs.sources, needs.counts, kept))
+        if count > of_kept and source.facts.sample
+    ]
+    levels = max((len(needs.sources[number].policies) for number, _ in read), default=1)
     aheads = _AHEAD if needs.batch * _SMALL <= memory else _AHEAD[1:]
-
     readers = 0
     for level in range(levels):
-        readers = sum(source.reader_bytes(source.policy(level), threads) for source in read)
+        sizes = needs.reader_bytes(level, threads)
+        readers = sum(count * sizes[number] for number, count in read)
         for ahead in aheads:
-            if needs.fixed_bytes(ahead, threads) + readers <= spare:
+            if needs.fixed_bytes(ahead, threads, rows) + readers <= spare:
                 return ahead, level
-    return int(needs.fixed_bytes(1, threads) + readers <= spare), levels - 1
+    return int(needs.fixed_bytes(1, threads, rows) + readers <= spare), levels - 1
 
 
-def _needs(
-    facts: SourceFacts, order: Order, d: int, low: int, high: int, in_rounds: dict[int, np.ndarray]
-) -> _SourceNeeds:
-    spec = order.spec.sources[d]
+def needs_of_order(facts: FactGroups, order: Order, *, rank: int, world_size: int) -> RankNeeds:
+    """What a rank reads in an existing order, at the end of its schedule."""
+    last, sources = order.spec.schedule[-1], order.spec.sources
+    slots = (*last.slots, *[0] * (len(sources) - len(last.slots)))  # the others have left the mixture
+    part_of, firsts = number_equal(
+        (part.frames, part.clip, part.lanes, part.shuffle, part.inside, part.cut, count)
+        for part, count in zip(sources, slots)
+    )
+    parts = tuple(sources[d] for d in firsts)
+    settings = Settings(parts, ((),) * len(parts), tuple(part_of), slots, order.spec.version)
+
+    def streams(positions: Words) -> tuple[Ints, Words]:
+        return order.streams(positions + np.uint64(last.position))
+
+    return needs_of_rank(facts, settings, order.batch_size, rank=rank, world_size=world_size, streams=streams)
+
+
+def needs_of_rank(
+    facts: FactGroups,
+    settings: Settings,
+    batch_size: int,
+    *,
+    rank: int,
+    world_size: int,
+    streams: Callable[[Words], tuple[Ints, Words]] | None = None,
+) -> RankNeeds:
+    """What a rank reads in an order.
+
+    Args:
+        facts: of the sources of the order.
+        settings: of the sources of the order.
+        batch_size: samples of a global batch.
+        rank: number of the process.
+        world_size: number of processes.
+        streams: source, and index in its stream, of positions behind the begin of the last entry of the schedule; by
+            default of a new order.
+    """
+    low, high = rank_slice(batch_size, rank, world_size)
+    lanes = _lanes_of_rank(settings, batch_size, low, high, streams)
+    number_of, firsts = number_equal(zip(facts.kind_of, settings.part_of, lanes))
+    total = sum(settings.slots)
+    sources = []
+    for d in firsts:
+        part, count = settings.parts[settings.part_of[d]], settings.slots[d]
+        together = -(-(high - low) * count // total)
+        sources.append(_needs(facts.kinds[facts.kind_of[d]], part, count, lanes[d], together))
+    return RankNeeds(facts, tuple(sources), tuple(number_of), high - low)
+
+
+def _needs(facts: SourceFacts, spec: SourceSpec, slots: int, lanes: int, together: int) -> _SourceNeeds:
     single = spec.clip == 1 and spec.shuffle
     halo = min(facts.halo, facts.window * spec.clip)
     gop = facts.gop if facts.frame else 1
-    lanes = _lanes_of_rank(order, d, low, high, in_rounds) if spec.shuffle and not single else 0
-    together = _samples_in_batch(order, d, high - low)
     return _SourceNeeds(
         facts,
         lanes,
@@ -542,6 +553,8 @@ def _needs(
         halo,
         spec.inside == "permuted" and lanes > 0,
         rank_policies(single, gop, spec.clip, halo, facts.resized, spec.shuffle, lanes / max(1, together)),
+        spec,
+        slots,
     )
 
 
@@ -574,34 +587,53 @@ def rank_policies(
     return tuple(DecodePolicy(run, keep, whole, resized) for run, keep, whole in [*policies, (0, False, False)])
 
 
-def _lanes_of_rank(order: Order, d: int, low: int, high: int, in_rounds: dict[int, np.ndarray]) -> int:
-    """Lanes of a source that come up on a rank: its share where each lane keeps to one offset in the batch.
+def _lanes_of_rank(
+    settings: Settings,
+    batch_size: int,
+    low: int,
+    high: int,
+    streams: Callable[[Words], tuple[Ints, Words]] | None,
+) -> list[int]:
+    """Lanes of each source that come up at the offsets [low, high) of a batch.
 
-    `in_rounds` keeps, by the length of a round, the lanes of each source: thousands of sources have few lengths.
+    That is a rank's share of them where each lane keeps to one offset, and otherwise all. Sources without lanes, and
+    those that have left the mixture, have 0.
     """
-    spec, last = order.spec.sources[d], order.spec.schedule[-1]
-    slots = last.slots
-    if d >= len(slots) or not slots[d]:  # it has left the mixture
-        return 0
-    if (places := order.lane_slots(d)) is not None:
-        offset = places % order.batch_size
-        of_rank = np.count_nonzero((offset >= low) & (offset < high))
-        return spec.lanes if order.spec.round % order.batch_size else int(of_rank)
-    round_ = -(-spec.lanes * last.total // slots[d])
-    if round_ % order.batch_size:
-        return spec.lanes
-    if round_ not in in_rounds:
-        positions = np.arange(last.position, last.position + round_)
-        offset = (positions - last.position) % order.batch_size
-        taken = order.lanes(positions[(offset >= low) & (offset < high)])
-        in_rounds[round_] = np.bincount(np.unique(np.stack([*taken]), axis=1)[0], minlength=len(slots))
-    return int(in_rounds[round_][d])
+    total, slots_of_part = sum(settings.slots), dict(zip(settings.part_of, settings.slots))
+    is_exact = settings.version == EXACT_VERSION
+    lanes: list[int] = []  # of each part, where no offsets are fixed
+    rounds: list[int] = []  # of each part; 0 where no offsets are fixed
+    for number, part in enumerate(settings.parts):
+        count = slots_of_part[number]
+        in_lanes = count > 0 and part.shuffle and part.clip > 1
+        round_ = total // UNIT if is_exact else -(-part.lanes * total // max(1, count))
+        is_fixed = in_lanes and not round_ % batch_size
+        lanes.append(part.lanes if in_lanes else 0)
+        rounds.append(round_ if is_fixed else 0)
+    by_round: dict[int, list[int]] = {}
+    for round_ in set(rounds) - {0}:
+        if is_exact:
+            by_round[round_] = count_lanes_within(settings.slots, low, high, batch_size)
+        else:
+            positions = np.arange(round_, dtype=np.uint64)
+            offset = positions % np.uint64(batch_size)
+            positions = positions[(offset >= low) & (offset < high)]
+            source, index = (streams or make_period(settings.slots).streams)(positions)
+            by_round[round_] = _count_lanes(settings, source, index)
+    return [
+        by_round[rounds[number]][d] if rounds[number] else lanes[number] for d, number in enumerate(settings.part_of)
+    ]
 
 
-def _samples_in_batch(order: Order, d: int, share: int) -> int:
-    """Samples of a source in a rank's batch, rounded up."""
-    last = order.spec.schedule[-1]
-    return -(-share * last.slots[d] // last.total) if d < len(last.slots) else 0
+def _count_lanes(settings: Settings, source: Ints, index: Words) -> list[int]:
+    """Lanes of each source that hold these samples."""
+    frames = np.array([part.frames for part in settings.parts], np.uint64)
+    lanes = np.array([part.lanes for part in settings.parts], np.uint64)
+    part_of = np.array(settings.part_of)
+    part = part_of[source]
+    first = np.cumsum(lanes[part_of]) - lanes[part_of]
+    taken = np.unique(first[source] + index % frames[part] % lanes[part], return_index=True)[1]
+    return count_numbers(source[taken], len(settings.part_of))
 
 
 def megabytes(count: int) -> str:

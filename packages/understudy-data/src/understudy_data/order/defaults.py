@@ -151,30 +151,27 @@ def choose_slots(weights: Sequence[float], batch_size: int, about: int, names: S
     Raises:
         ValueError: a weight so small that over a million slots would be needed; with `names`, names its source.
     """
-    return _choose_slots(tuple(weights), batch_size, about, tuple(names))
-
-
-@lru_cache(maxsize=64)  # candidates of a choice, and its advice, ask for the same ones
-def _choose_slots(
-    weights: tuple[float, ...],
-    batch_size: int,
-    about: int,
-    names: tuple[str, ...],
-) -> tuple[int, ...]:
     total = sum(weights)
-    smallest = min(weights) / total
+    least_weight = min(weights)
+    smallest = least_weight / total
     least = 1 / smallest
     if least > _MOST_SLOTS:
-        least_weight = min(weights)
         of_source = f" of source {names[list(weights).index(least_weight)]!r}" if names else ""
         share = f"{smallest:.1e} of the mixture: need at least one in {_MOST_SLOTS}"
         raise ValueError(f"weight {least_weight}{of_source} is {share}")
     top = max(-(-about // batch_size), -(-int(least + 1) // batch_size), 1)
+    return _choose_slots(tuple(weights), batch_size, top)
+
+
+@lru_cache(maxsize=64)  # candidates of a choice, and its advice, ask for the same ones
+def _choose_slots(weights: tuple[float, ...], batch_size: int, top: int) -> tuple[int, ...]:
+    """Slots of the best period of at most `top` batches."""
+    total = sum(weights)
     counts = sorted({top - top * step // 64 for step in range(17)}, reverse=True)
     best, best_error = None, float("inf")
     for slots in (batch_size * count for count in counts):
         shares = share_slots(weights, slots)
-        error = max(abs(s * total / (w * slots) - 1) for s, w in zip(shares, weights))
+        error = max(abs(s * total / (w * slots) - 1) for s, w in set(zip(shares, weights)))
         if min(shares) > 0 and error < best_error:
             best, best_error = shares, error
     assert best is not None  # the largest period gives the smallest weight a quota of at least 1

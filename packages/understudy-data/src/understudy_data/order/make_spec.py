@@ -3,7 +3,7 @@
 Other weights of the sources from a position on: a new entry of the schedule.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import index
@@ -16,7 +16,7 @@ from understudy_data.order.defaults import ClipChoice, choose_clips, choose_slot
 from understudy_data.order.frame_numbering import Layout, Share, at_once, check_segments, fingerprint, make_layout
 from understudy_data.order.random import ORDER_VERSION
 from understudy_data.order.shared_slots import count_lanes
-from understudy_data.order.shares import check_weights, share_errors, share_slots
+from understudy_data.order.shares import are_met, check_weights, share_slots
 from understudy_data.order.spec import EXACT_VERSION, UNIT, Entry, SourceSpec, Spec
 
 _EXACT = 1e-9  # relative error of a share up to which it counts as met
@@ -192,39 +192,130 @@ class ResolvedSource:
         return source_layout(self.spec, self.source.rows, self.source.share)
 
 
-def resolve_order(
-    sources: Sequence[CheckedSource], weights: Sequence[float], request: OrderRequest
-) -> tuple[list[ResolvedSource], tuple[int, ...], int]:
-    """Resolve every source, its slots in a round of the mixture, and the version of the order.
+@dataclass(frozen=True)
+class Settings:
+    """Settings of all sources of an order. Sources that are alike share theirs."""
+
+    parts: tuple[SourceSpec, ...]
+    """Distinct ones, each with the name and the data of the first source that has it."""
+    reasons: tuple[tuple[str, ...], ...]
+    """Of each part."""
+    part_of: tuple[int, ...]
+    """Number of the part of each source. All sources of a part have equal slots."""
+    slots: tuple[int, ...]
+    """Of each source, in a round of the mixture."""
+    version: int
+    """Of the order."""
+
+    @property
+    def round(self) -> int:
+        """Slots of a round of the mixture."""
+        return sum(self.slots) // (UNIT if self.version == EXACT_VERSION else 1)
+
+    def resolve(self, sources: Sequence[CheckedSource]) -> list[ResolvedSource]:
+        """Each source with its part of the spec."""
+        resolved = []
+        for source, number in zip(sources, self.part_of):
+            part = self.parts[number]
+            spec = SourceSpec(
+                name=source.name,
+                data=source.fingerprint,
+                segments=len(source.rows),
+                frames=part.frames,
+                clip=part.clip,
+                lanes=part.lanes,
+                shuffle=part.shuffle,
+                inside=part.inside,
+                cut=part.cut,
+            )
+            resolved.append(ResolvedSource(source, spec, self.reasons[number]))
+        return resolved
+
+
+def number_equal(keys: Iterable[Hashable]) -> tuple[list[int], list[int]]:
+    """Number equal keys alike, in the sequence of their first ones.
+
+    Returns:
+        (the number of each key, the index of the first key of each number).
+    """
+    number: dict[Hashable, int] = {}
+    firsts: list[int] = []
+    number_of: list[int] = []
+    for index_, key in enumerate(keys):
+        found = number.setdefault(key, len(firsts))
+        if found == len(firsts):
+            firsts.append(index_)
+        number_of.append(found)
+    return number_of, firsts
+
+
+def number_sources(sources: Sequence[CheckedSource], weights: Sequence[float], request: OrderRequest) -> list[int]:
+    """Number sources alike where `choose_settings` cannot tell them apart."""
+    longest = [_longest(source) if request.mode == "episodes" else 0 for source in sources]
+    facts = [(source.frames, source.gop, source.reach) for source in sources]
+    return number_equal(zip(facts, weights, longest))[0]
+
+
+def choose_settings(
+    sources: Sequence[CheckedSource], weights: Sequence[float], request: OrderRequest, kinds: Sequence[int]
+) -> Settings:
+    """Choose clips and lanes of every source, its slots in a round of the mixture, and the version of the order.
 
     In a mixture a source of many lanes gets as many lanes as slots: a lane then always comes up in the same slot, hence
     on the same rank. Slots are divided where whole ones cannot meet the shares (`order/shared_slots.py`).
+
+    Args:
+        sources: checked ones.
+        weights: of each source, on any scale.
+        request: settings of the order.
+        kinds: a number for each source. Those of one number are alike (`number_sources`).
     """
     total = sum(weights)
-    resolved = [resolve_source(source, weights[d] / total, request, number=d) for d, source in enumerate(sources)]
+
+    def resolve(d: int, lanes: int | None = None) -> ResolvedSource:
+        return resolve_source(sources[d], weights[d] / total, request, lanes, number=d)
+
+    is_uniform = [d in request.uniform for d in range(len(sources))]
+    group_of, firsts = number_equal(zip(kinds, is_uniform))
+    groups = [resolve(d) for d in firsts]
     if len(sources) == 1:
-        return resolved, (1,), ORDER_VERSION
-    lanes = request.lanes or request.spread or _slots(resolved, weights, request)
+        return Settings((groups[0].spec,), (groups[0].reasons,), (0,), (1,), ORDER_VERSION)
+    lanes = request.lanes or request.spread or _slots([groups[number].spec for number in group_of], weights, request)
     batch_size = 1 if request.lanes else request.batch_size
     slots, version = choose_slots(weights, batch_size, lanes, [source.name for source in sources]), ORDER_VERSION
     counts: Sequence[int] = slots
-    in_lanes = [part.spec.lanes > 1 for part in resolved]
-    if share_errors(slots, weights, _EXACT):
+    in_lanes = [group.spec.lanes > 1 for group in groups]
+    if not are_met(slots, weights, _EXACT):
         slots, version = share_slots(weights, max(1, -(-lanes // batch_size)) * batch_size * UNIT), EXACT_VERSION
-        counts, in_lanes = count_lanes(slots), [part.spec.clip > 1 for part in resolved]
-    fitted = [
-        resolve_source(source, weights[d] / total, request, lanes=counts[d], number=d) if in_lanes[d] else resolved[d]
-        for d, source in enumerate(sources)
-    ]
-    return fitted, slots, version
+        counts, in_lanes = count_lanes(slots), [group.spec.clip > 1 for group in groups]
+    part_of, firsts = number_equal(zip(group_of, slots, counts))
+    parts = []
+    for d in firsts:
+        group = group_of[d]
+        parts.append(resolve(d, counts[d]) if in_lanes[group] else groups[group])
+    specs, reasons = tuple(part.spec for part in parts), tuple(part.reasons for part in parts)
+    return Settings(specs, reasons, tuple(part_of), slots, version)
 
 
-def _slots(resolved: Sequence[ResolvedSource], weights: Sequence[float], request: OrderRequest) -> int:
+def resolve_order(
+    sources: Sequence[CheckedSource], weights: Sequence[float], request: OrderRequest
+) -> tuple[list[ResolvedSource], tuple[int, ...], int]:
+    """Resolve every source, its slots in a round of the mixture, and the version of the order: `choose_settings`."""
+    settings = choose_settings(sources, weights, request, number_sources(sources, weights, request))
+    return settings.resolve(sources), settings.slots, settings.version
+
+
+def _slots(specs: Sequence[SourceSpec], weights: Sequence[float], request: OrderRequest) -> int:
     """Slots of a round in which the sources with lanes keep about as many as they would choose."""
-    laned = [(source.spec.lanes, weight) for source, weight in zip(resolved, weights) if source.spec.lanes > 1]
+    laned = [(spec.lanes, weight) for spec, weight in zip(specs, weights) if spec.lanes > 1]
     if not laned:
         return 16 * request.batch_size  # slots cost nothing here, and more of them come nearer to the weights
     return round(sum(lanes for lanes, _ in laned) * sum(weights) / sum(weight for _, weight in laned))
+
+
+def _longest(source: CheckedSource) -> int:
+    """Frames of the longest segment."""
+    return int((source.rows[:, 2] - source.rows[:, 1]).max())
 
 
 def resolve_source(
@@ -240,7 +331,7 @@ def resolve_source(
     elif number in request.uniform:
         choice = ClipChoice(1, 1, "plain", ("uniform shuffle",))
     elif request.mode == "episodes":
-        longest = int((source.rows[:, 2] - source.rows[:, 1]).max())
+        longest = _longest(source)
         choice = ClipChoice(longest, lanes or batch_size, "plain", (f"runs of {longest} frames, its longest segment",))
     elif request.clip is not None:
         choice = ClipChoice(request.clip, lanes or batch_size, "plain", (f"clips of {request.clip}: requested",))

@@ -62,6 +62,24 @@ def count_lanes(parts: Sequence[int]) -> tuple[int, ...]:
     return tuple(counts)
 
 
+def count_lanes_within(parts: Sequence[int], low: int, high: int, batch_size: int) -> list[int]:
+    """Count the slots of each source, whole or shared, that come at the offsets [low, high) of a batch.
+
+    The slots of a round are whole batches.
+    """
+    whole, rest = np.divmod(np.array(parts, np.int64), UNIT)
+    ends = np.cumsum(rest)
+    shared = int(ends[-1]) // UNIT
+    period = make_period((*whole.tolist(), shared))
+    offset = np.arange(len(period.source)) % batch_size
+    is_within = (offset >= low) & (offset < high)
+    of_sources = np.bincount(period.source[is_within], minlength=len(parts) + 1)[:-1]
+    before = np.cumsum((0, *is_within[period.slots_of[len(parts)]]))
+    shared_within = before[-(-ends // UNIT)] - before[(ends - rest) // UNIT]
+    counts: list[int] = (of_sources + np.where(rest > 0, shared_within, 0)).tolist()
+    return counts
+
+
 @dataclass(frozen=True)
 class Round:
     """One round: M slots, divided as `parts`. A leaf is one source's part of a shared slot.

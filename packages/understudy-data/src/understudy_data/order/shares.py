@@ -55,21 +55,26 @@ def share_slots(weights: Sequence[float], slots: int) -> tuple[int, ...]:
 
     Ties go to the earlier source. The sums are exact (fractions), so the result is the same on every platform.
     """
-    whole = _whole_numbers(tuple(weights))
-    total = sum(whole)
-    counts, remainders = map(list, zip(*(divmod(weight * slots, total) for weight in whole)))
-    by_remainder = sorted(range(len(whole)), key=lambda d: (-remainders[d], d))
+    whole, number_of, total = _whole_numbers(tuple(weights))
+    shares = [divmod(weight * slots, total) for weight in whole]
+    counts = [shares[number][0] for number in number_of]
+    remainders = [shares[number][1] for number in number_of]
+    by_remainder = sorted(range(len(counts)), key=remainders.__getitem__, reverse=True)  # stable, so ties stay in order
     for d in by_remainder[: slots - sum(counts)]:
         counts[d] += 1
     return tuple(counts)
 
 
 @lru_cache(maxsize=16)
-def _whole_numbers(weights: tuple[float, ...]) -> list[int]:
-    """Weights as whole numbers in the same ratios."""
-    exact = [Fraction(weight) for weight in weights]
+def _whole_numbers(weights: tuple[float, ...]) -> tuple[list[int], list[int], int]:
+    """Weights as whole numbers in the same ratios: the distinct ones, the number of that of each source, the sum."""
+    distinct = list(dict.fromkeys(weights))
+    number = {weight: n for n, weight in enumerate(distinct)}
+    exact = [Fraction(weight) for weight in distinct]
     common = math.lcm(*(weight.denominator for weight in exact))  # floats: powers of two, so this stays small
-    return [weight.numerator * (common // weight.denominator) for weight in exact]
+    whole = [weight.numerator * (common // weight.denominator) for weight in exact]
+    number_of = [number[weight] for weight in weights]
+    return whole, number_of, sum(whole[n] for n in number_of)
 
 
 def share_errors(
@@ -86,6 +91,12 @@ def share_errors(
     return [(d, share, target) for error, d, share, target in sorted(off, reverse=True) if error > tolerance]
 
 
+def are_met(slots: Sequence[int], weights: Sequence[float], tolerance: float) -> bool:
+    """Whether no share has a relative error above `tolerance`: `share_errors` is empty."""
+    total, whole = sum(slots), sum(weights)
+    return all(abs((count / total) / (weight / whole) - 1) <= tolerance for count, weight in set(zip(slots, weights)))
+
+
 @dataclass(frozen=True)
 class Period:
     """One period of M slots: `source` int64 (M,) of each slot, and `before` uint64 (M,), its source's earlier slots.
@@ -97,6 +108,16 @@ class Period:
     source: Ints
     before: Words
     slots_of: tuple[Ints, ...]
+
+    def streams(self, positions: Words) -> tuple[Ints, Words]:
+        """Source (int64) of positions uint64 (n,), counted from the first period, and its earlier samples (uint64)."""
+        total = np.uint64(len(self.source))
+        rounds = positions // total
+        slot = (positions - rounds * total).view(np.int64)
+        source = self.source[slot]
+        index = rounds * self.counts[source]
+        index += self.before[slot]
+        return source, index
 
 
 @lru_cache(maxsize=16)
@@ -231,11 +252,7 @@ class WholeSlots:
         if total == 1:
             d = entry.slots.index(1)
             return np.full(positions.shape, d, np.int64), relative + np.uint64(before[d])
-        rounds = relative // np.uint64(total)
-        slot = (relative - rounds * np.uint64(total)).view(np.int64)
-        source = period.source[slot]
-        index = rounds * period.counts[source]
-        index += period.before[slot]
+        source, index = period.streams(relative)
         if number:
             index += np.array(before, np.uint64)[source]
         return source, index

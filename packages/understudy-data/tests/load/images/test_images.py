@@ -16,9 +16,10 @@ from understudy_data.load.batch_request import BatchRequest
 from understudy_data.load.images.buffer_pool import BufferPool
 from understudy_data.load.images.clip_reader import ClipReader, Cursors, DecodePolicy, Timings, first_runs
 from understudy_data.load.images.decoded_cache import decoded_bytes, keep_decoded
+from understudy_data.load.images.source_facts import read_facts
 from understudy_data.load.loader import Batch, Loader
 from understudy_data.load.loader_threads import WorkerPool
-from understudy_data.load.memory_plan import MemoryPlan, plan_memory, rank_policies, read_facts
+from understudy_data.load.memory_plan import MemoryPlan, plan_memory, rank_policies
 from understudy_data.order import Order
 from understudy_data.testing.batches import least_memory
 from understudy_data.testing.datasets import Spec, write_dataset

@@ -174,7 +174,7 @@ def choose(tables: Sequence[Table], config: ExplainConfig) -> "OrderChoice | Non
     """Choose the order of the datasets as a loader does; None without datasets."""
     from understudy_data.datasets.dataset import EpisodeDataset
     from understudy_data.load.choose_order import choose_from_facts
-    from understudy_data.load.memory_plan import read_facts
+    from understudy_data.load.images.source_facts import read_facts
     from understudy_data.order.make_spec import OrderRequest, check_source, resolve_weights
 
     if not config.paths:

@@ -14,8 +14,8 @@ from understudy.config.train import TrainConfig
 from understudy.testing.runs import tiny_config
 from understudy.train.data.run_data import dataset_fingerprint, open_data
 from understudy.train.validation.validation_loss import read_validation_data
+from understudy_data.load.images.source_facts import read_facts
 from understudy_data.load.loader import Loader
-from understudy_data.load.memory_plan import read_facts
 from understudy_data.order import Order
 from understudy_data.storage import mapped_tables
 from understudy_data.testing.caches import own_cache
