@@ -186,6 +186,18 @@ class EpisodeTable:
             )
         return rows
 
+    @cached_property
+    def _is_by_file(self) -> bool:
+        return bool((self.data_file[1:] >= self.data_file[:-1]).all())
+
+    def rows_in(self, file: int) -> np.ndarray:
+        """Rows of the episodes in a data file, int64 (n,), ascending."""
+        if not self._is_by_file:
+            return np.flatnonzero(self.data_file == file)
+        limits = np.array([file, file + 1], self.data_file.dtype)  # of another dtype, the column would be converted
+        begin, end = np.searchsorted(self.data_file, limits).tolist()
+        return np.arange(begin, end)
+
     def tasks_of(self, row: int) -> np.ndarray:
         """Task indices of a row, int32; -1 for a text that is not in the task list."""
         return self.task_indices[int(self.task_offsets[row]) : int(self.task_offsets[row + 1])]

@@ -178,16 +178,14 @@ class RowTables:
                 pass
 
     def _version(self, file: int) -> str:
-        table = self.catalog.episodes
-        first = int(np.flatnonzero(table.data_file == file)[0])
-        path = self.catalog.data_path(first)
+        path = self.catalog.data_path(int(self.catalog.episodes.rows_in(file)[0]))
         self.catalog.files.confirm(path)
         return f"{path} {self.catalog.files.version(path)}"
 
     def _key(self, file: int, version: str) -> str:
         catalog = self.catalog
         table = catalog.episodes
-        rows = np.flatnonzero(table.data_file == file)
+        rows = table.rows_in(file)
         declared = [(key, repr(catalog.features.get(key))) for key in self.keys]
         names = [(key, repr(catalog.joined.get(key)), catalog.stored_names.get(key)) for key in self.keys]
         settings = [table.own_files, table.lists_places, table.pairing, catalog.has_images_by_place]
@@ -196,8 +194,12 @@ class RowTables:
         for column in (rows, table.ids, table.lengths, table.index_from, table.data_row):
             of_file = column if column is rows else column[rows]
             digest.update(of_file.astype(np.int64).tobytes())
-        for row in rows.tolist():
-            digest.update(table.tasks_of(row).tobytes() + b"|")
+        tasks = table.task_indices.view(np.uint8).data
+        width = table.task_indices.itemsize
+        begins = (table.task_offsets[rows] * width).tolist()
+        ends = (table.task_offsets[rows + 1] * width).tolist()
+        of_rows = [tasks[begin:end] for begin, end in zip(begins, ends)]
+        digest.update(b"|".join([*of_rows, b""]))
         return digest.hexdigest()
 
 
