@@ -126,6 +126,22 @@ def test_rows_flat_storage_of_an_array() -> None:
 # Files
 
 
+def test_rows_of_several_files_come_in_the_requested_order(written: dict[str, tuple[Path, Truth]]) -> None:
+    catalog = Catalog.open(written["v3.0"][0])
+    keys = [key for key, feature in catalog.features.items() if not feature.is_camera]
+    reader = Rows(catalog, keys, 1 << 20)
+    rows = np.array([3, 0, 2, 0, 1])
+    frames = np.array([1, 4, 6, 0, 2])
+    assert len(np.unique(catalog.episodes.data_file[rows])) > 1
+    wanted = dict.fromkeys(keys, frames) | {"timestamp": np.stack([frames, np.zeros_like(frames)], axis=1)}
+    together = reader.take(rows, wanted)
+    assert list(together) == list(wanted)
+    for place in range(len(rows)):
+        alone = reader.take(rows[place : place + 1], {key: of[place : place + 1] for key, of in wanted.items()})
+        for key, values in alone.items():
+            assert np.array_equal(np.asarray(together[key][place]), np.asarray(values[0]))
+
+
 def test_rows_budget_of_loaded_files(written: dict[str, tuple[Path, Truth]]) -> None:
     rows = rows_of(written["v2.1"][0], cache=0)
     take(rows)

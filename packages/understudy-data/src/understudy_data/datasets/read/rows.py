@@ -43,6 +43,7 @@ PART_BYTES = 32 << 20
 unless `keep` sets another."""
 _WHOLE = 8  # a data file is decoded as a whole if it is needed again once parts have taken an eighth of its bytes
 _MOST_TAKEN = 1.0  # share of the bytes of a file that parts take at most; then the whole file costs less
+_COMPUTED = {"frame_index", "episode_index"}  # they follow from the place of an episode
 _OFF_TIMES = "timestamps are up to"  # the note of one file stands for all
 
 Column: TypeAlias = np.ndarray | pa.ChunkedArray
@@ -111,14 +112,6 @@ class _DataFile:
     notes: tuple[str, ...]
     nbytes: int
     first: int = 0  # row of the file that is the first one here
-
-    def pick(self, key: str, ids: np.ndarray, start: np.ndarray, frames: np.ndarray) -> np.ndarray | list[Any]:
-        """Take values of a column at frames (B,) or (B, T) of episodes whose rows start at `start` (B,)."""
-        if key == "frame_index":
-            return frames.astype(np.int64)
-        if key == "episode_index":
-            return np.broadcast_to(ids.reshape(-1, *[1] * (frames.ndim - 1)), frames.shape).astype(np.int64)
-        return _pick(self.columns[key], start, frames)
 
 
 class Rows(ProcessLocal):
@@ -194,15 +187,22 @@ class Rows(ProcessLocal):
         if len(numbers) > 1:
             self.prefetch(rows)
         self._load_all(numbers)
-        parts: list[tuple[np.ndarray, dict[str, np.ndarray | list[Any]]]] = []
-        for file in numbers:
-            for members, loaded in self._find(file, rows, np.flatnonzero(file_of == file)):
+        by_file = np.argsort(file_of, kind="stable")
+        ends = np.searchsorted(file_of[by_file], numbers, side="right").tolist()
+        values: dict[str, np.ndarray | list[Any]] = {}
+        for key in _COMPUTED & frames.keys():
+            values[key] = _computed(key, self.catalog.episodes.ids[rows], frames[key])
+        stored = [(key, wanted) for key, wanted in frames.items() if key not in _COMPUTED]
+        for file, begin, end in zip(numbers, [0, *ends], ends):
+            for members, loaded in self._find(file, rows, by_file[begin:end]):
                 start = self._start(loaded, rows[members])
-                ids = self.catalog.episodes.ids[rows[members]]
-                parts.append((members, {k: loaded.pick(k, ids, start, f[members]) for k, f in frames.items()}))
-        if len(parts) == 1:
-            return parts[0][1]
-        return {key: _scatter([(members, values[key]) for members, values in parts], len(rows)) for key in frames}
+                places: dict[int, np.ndarray] = {}  # by identity of the frames: most keys have the same
+                for key, wanted in stored:
+                    if id(wanted) not in places:
+                        places[id(wanted)] = _places(start, wanted[members])
+                    picked = _pick(loaded.columns[key], places[id(wanted)])
+                    values[key] = _scatter(values.get(key), members, picked, len(rows))
+        return {key: values[key] for key in frames}
 
     def span(self, row: int, key: str, start: int, stop: int) -> np.ndarray:
         """Return the numbers of a column in frames [start, stop) of a table row: (stop - start, D)."""
@@ -232,7 +232,9 @@ class Rows(ProcessLocal):
             if row in loaded.bad:
                 bad = loaded.bad[row]
                 raise DatasetError(bad.reason, where=self.catalog.data_place(row), fix=bad.fix)
-        return loaded.start[np.searchsorted(loaded.rows, rows)]
+        first, last = int(loaded.rows[0]), int(loaded.rows[-1])
+        is_range = last - first == len(loaded.rows) - 1  # the usual case, which needs no search
+        return loaded.start[rows - first if is_range else np.searchsorted(loaded.rows, rows)]
 
     def _load_all(self, files: Sequence[int]) -> None:
         """Load several files beside each other, where reading them takes long."""
@@ -409,7 +411,7 @@ class Rows(ProcessLocal):
             DatasetError: the file cannot be read, or a column holds other values than declared.
         """
         catalog = self.catalog
-        rows = np.flatnonzero(catalog.episodes.data_file == file)
+        rows = catalog.episodes.rows_in(file)
         first = int(rows[0])
         path = catalog.data_path(first)
         ids = catalog.episodes.ids[rows].tolist()
@@ -648,25 +650,38 @@ def _value_at(ids: np.ndarray | None, row: int) -> str:
     return str(int(ids[row])) if ids is not None and row < len(ids) else "absent"
 
 
-def _pick(column: Column, start: np.ndarray, frames: np.ndarray) -> np.ndarray | list[Any]:
-    """Take values at start (B,) + frames (B,) or (B, T)."""
-    places = start.reshape(-1, *[1] * (frames.ndim - 1)) + frames
+def _computed(key: str, ids: np.ndarray, frames: np.ndarray) -> np.ndarray:
+    """Values of an index column that follows from the frames (B,) or (B, T) of episodes `ids` (B,)."""
+    if key == "frame_index":
+        return frames.astype(np.int64)
+    return np.broadcast_to(ids.reshape(-1, *[1] * (frames.ndim - 1)), frames.shape).astype(np.int64)
+
+
+def _places(start: np.ndarray, frames: np.ndarray) -> np.ndarray:
+    """Rows of a file of frames (B,) or (B, T) of episodes that start at `start` (B,)."""
+    return start.reshape(-1, *[1] * (frames.ndim - 1)) + frames
+
+
+def _pick(column: Column, places: np.ndarray) -> np.ndarray | list[Any]:
+    """Take values at `places`, (B,) or (B, T)."""
     if isinstance(column, np.ndarray):
         return column[places]
     flat = [column[i].as_py() for i in places.reshape(-1).tolist()]  # `take` would first copy the whole column
     return flat if places.ndim == 1 else [flat[i : i + places.shape[1]] for i in range(0, places.size, places.shape[1])]
 
 
-def _scatter(parts: list[tuple[np.ndarray, np.ndarray | list[Any]]], count: int) -> np.ndarray | list[Any]:
-    """Put parts of several files back into the requested order."""
-    first = parts[0][1]
-    if isinstance(first, np.ndarray):
-        out = np.empty((count, *first.shape[1:]), first.dtype)
-        for members, values in parts:
-            out[members] = values
+def _scatter(
+    out: np.ndarray | list[Any] | None, members: np.ndarray, values: np.ndarray | list[Any], count: int
+) -> np.ndarray | list[Any]:
+    """Put the values of one file at their places in `out`, which holds `count` and is made at the first ones."""
+    if len(members) == count:  # sorted, hence in the requested order
+        return values
+    if isinstance(values, np.ndarray):
+        out = np.empty((count, *values.shape[1:]), values.dtype) if out is None else out
+        assert isinstance(out, np.ndarray)
+        out[members] = values
         return out
-    placed: list[Any] = [None] * count
-    for members, values in parts:
-        for i, value in zip(members.tolist(), values):
-            placed[i] = value
-    return placed
+    out = [None] * count if out is None else out
+    for i, value in zip(members.tolist(), values):
+        out[i] = value
+    return out
