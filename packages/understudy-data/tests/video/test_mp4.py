@@ -132,6 +132,15 @@ def test_read_mp4_reads_wide_offsets(clip: bytes) -> None:
     assert np.array_equal(after.size, before.size)
 
 
+@pytest.mark.parametrize(("frames", "expected"), [(COUNT, "read"), (COUNT - 1, "container")])
+def test_read_mp4_reads_a_file_whose_edit_list_keeps_all_frames(frames: int, expected: str, folder: Path) -> None:
+    data = bytearray(write_video(folder / "edits.mp4", "h264-gop2").read_bytes())
+    at = data.index(b"elst") + 12  # its duration, behind version, flags and count
+    (duration,) = struct.unpack(">I", data[at : at + 4])
+    data[at : at + 4] = struct.pack(">I", duration * frames // COUNT)
+    assert outcome(bytes(data)) == expected
+
+
 def test_read_mp4_leaves_other_layouts_to_the_container(folder: Path) -> None:
     pieces = write_video(folder / "f.mp4", "h264-gop2", container={"movflags": "frag_keyframe+empty_moov"})
     other = write_video(folder / "m.mkv", "h264-gop2")

@@ -59,7 +59,7 @@ class VideoIndex:
     @cached_property
     def count(self) -> int:
         """Number of frames that are shown."""
-        return int((self.display >= 0).sum())
+        return len(self.decode_position)
 
     @cached_property
     def decode_position(self) -> np.ndarray:
@@ -83,6 +83,8 @@ class VideoIndex:
 
         A frame that no later packet precedes in display order waits for (decode - display) frames.
         """
+        if self.decode_position is self.display:
+            return 0
         return int((self.decode_position - np.arange(self.count)).max(initial=0))
 
     @cached_property

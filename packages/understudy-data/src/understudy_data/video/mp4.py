@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import gcd
+from struct import Struct
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from understudy_data.video.shown import IDENTITY, UNSPECIFIED, Shown, multiply
 
 FIRST_READ = 1 << 16  # first read: the whole index of a file written with faststart, up to some thousand frames
 _MAX_MOOV = 1 << 30  # an index of 1 GiB would describe some 100 million frames
+_HEAD = Struct(">I4s")  # of a box: size and kind
 _REMEDY = "the file is damaged: copy or record it again"
 _CODECS = {
     b"avc1": ("h264", b"avcC"),
@@ -72,17 +74,21 @@ class _Box:
 
     def __init__(self, data: memoryview, kind: str, name: str) -> None:
         self.data, self.kind, self.name = data, kind, name
+        self._boxes: dict[int, list[tuple[bytes, memoryview]]] = {}  # child boxes, by where the first begins
 
     def error(self, problem: str) -> DatasetError:
         return DatasetError(f"broken mp4 index: box '{self.kind}' {problem}", where=self.name, fix=_REMEDY)
 
     def take(self, offset: int, count: int) -> bytes:
-        if offset < 0 or count < 0 or offset + count > len(self.data):
-            raise self.error(f"ends at byte {len(self.data)}, but byte {offset + count} is needed")
-        return bytes(self.data[offset : offset + count])
+        return bytes(self._part(offset, count))
 
     def number(self, offset: int, width: int) -> int:
-        return int.from_bytes(self.take(offset, width), "big")
+        return int.from_bytes(self._part(offset, width), "big")
+
+    def _part(self, offset: int, count: int) -> memoryview:
+        if offset < 0 or count < 0 or offset + count > len(self.data):
+            raise self.error(f"ends at byte {len(self.data)}, but byte {offset + count} is needed")
+        return self.data[offset : offset + count]
 
     def table(self, start: int, rows: int, dtype: str, columns: int = 1) -> np.ndarray:
         """Read a table of `rows` x `columns` big-endian numbers as int64; it must fit inside the box."""
@@ -93,23 +99,34 @@ class _Box:
         return flat.reshape(rows, columns) if columns > 1 else flat
 
     def all(self, kind: bytes, start: int = 0) -> list[_Box]:
-        boxes, offset = [], start
-        while offset + 8 <= len(self.data):
-            size, header = self.number(offset, 4), 8
+        found = [data for other, data in self._children(start) if other == kind]
+        return [_Box(data, kind.decode("latin-1"), self.name) for data in found]
+
+    def _children(self, start: int) -> list[tuple[bytes, memoryview]]:
+        """Kind and payload of each child box, the first of which begins at `start`."""
+        if start in self._boxes:
+            return self._boxes[start]
+        boxes: list[tuple[bytes, memoryview]] = []
+        offset, end = start, len(self.data)
+        while offset + 8 <= end:
+            size, kind = _HEAD.unpack_from(self.data, offset)
+            header = 8
             if size == 1:
                 size, header = self.number(offset + 8, 8), 16
             elif size == 0:
-                size = len(self.data) - offset
-            if size < header or offset + size > len(self.data):
-                raise self.error(f"holds a box of {size} bytes, but {len(self.data) - offset} are left")
-            if self.take(offset + 4, 4) == kind:
-                boxes.append(_Box(self.data[offset + header : offset + size], kind.decode("latin-1"), self.name))
+                size = end - offset
+            if size < header or offset + size > end:
+                raise self.error(f"holds a box of {size} bytes, but {end - offset} are left")
+            boxes.append((kind, self.data[offset + header : offset + size]))
             offset += size
+        self._boxes[start] = boxes
         return boxes
 
     def find(self, kind: bytes, start: int = 0) -> _Box | None:
-        boxes = self.all(kind, start)
-        return boxes[0] if boxes else None
+        for other, data in self._children(start):
+            if other == kind:
+                return _Box(data, kind.decode("latin-1"), self.name)
+        return None
 
     def need(self, kind: bytes, start: int = 0) -> _Box:
         box = self.find(kind, start)
@@ -204,11 +221,10 @@ def _read_track(track: _Box, media: _Box, movie: _Box, file_size: int, streams: 
         end = int((offset + size).max())
         problem = f"its index names bytes up to {end}, the file has {file_size}"
         raise DatasetError(problem, where=table.name, fix=_REMEDY)
-    delta = _runs(table.need(b"stts"), n)
-    decode_time = np.cumsum(delta) - delta
-    display, time = _display(table, decode_time)
-    _check_edits(track, time, delta, scale, movie_scale)
-    total = int(delta.sum())
+    durations = _runs(table.need(b"stts"), n)
+    display, times = _display(table, durations, n)
+    _check_edits(track, times, scale, movie_scale)
+    total = int((durations[:, 0] * durations[:, 1]).sum())
     fps = n * scale / total if total else 0.0
     if n and int(size.max()) > np.iinfo(np.int32).max:
         raise table.error(f"declares a packet of {int(size.max())} bytes")
@@ -346,27 +362,41 @@ def _offsets(table: _Box, size: np.ndarray) -> np.ndarray:
 
 
 def _runs(box: _Box, n: int) -> np.ndarray:
-    """Expand a run-length table (count, value) to int64 (n,); values are read as signed 32-bit numbers."""
+    """Read a run-length table of n values, int64 (k, 2): count and value, which is read as a signed 32-bit number."""
     runs = box.table(8, box.number(4, 4), ">u4", columns=2)
     total = int(runs[:, 0].sum())
     if total != n:
         raise box.error(f"describes {total} samples, the size table has {n}")
-    return np.repeat(runs[:, 1].astype(np.uint32).view(np.int32).astype(np.int64), runs[:, 0])
+    runs[:, 1] = runs[:, 1].astype(np.uint32).view(np.int32)
+    return runs[runs[:, 0] > 0]
 
 
-def _display(table: _Box, decode_time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the display position and the composition time of each sample."""
-    n = len(decode_time)
+def _display(table: _Box, durations: np.ndarray, n: int) -> tuple[np.ndarray, tuple[int, int] | None]:
+    """Compute the display position of each of n samples, and the first and the last composition time; None of none.
+
+    Args:
+        table: the sample table.
+        durations: counts and values of the samples' durations (`_runs`).
+        n: number of samples.
+    """
     box = table.find(b"ctts")
+    counts, values = durations.T
+    if n == 0:
+        return np.arange(0), None
+    if box is None and int(values.min()) >= 0:
+        return np.arange(n), (0, int((counts * values).sum() - values[-1]))
+    delta = np.repeat(values, counts)
+    time = np.cumsum(delta) - delta
     if box is None:
-        return np.arange(n), decode_time
-    time = decode_time + _runs(box, n)
+        return np.arange(n), (int(time.min()), int(time.max()))
+    shift_counts, shifts = _runs(box, n).T
+    time += np.repeat(shifts, shift_counts)
     order = np.argsort(time, kind="stable")
     if (np.diff(time[order]) == 0).any():
         raise UnknownLayout("two frames at one time")
     display = np.empty(n, np.int64)
     display[order] = np.arange(n)
-    return display, time
+    return display, (int(time.min()), int(time.max()))
 
 
 def _keys(table: _Box, n: int) -> np.ndarray:
@@ -381,11 +411,18 @@ def _keys(table: _Box, n: int) -> np.ndarray:
     return keys
 
 
-def _check_edits(track: _Box, time: np.ndarray, delta: np.ndarray, scale: int, movie_scale: int) -> None:
-    """Raise UnknownLayout for an edit list that cuts or repeats frames. One that shifts the time line is accepted."""
+def _check_edits(track: _Box, times: tuple[int, int] | None, scale: int, movie_scale: int) -> None:
+    """Raise UnknownLayout for an edit list that cuts or repeats frames. One that shifts the time line is accepted.
+
+    Args:
+        track: the track.
+        times: the first and the last composition time; None where there is no sample.
+        scale: units of these times per second.
+        movie_scale: units of the edit list per second.
+    """
     edts = track.find(b"edts")
     elst = edts.find(b"elst") if edts else None
-    if elst is None or len(time) == 0:
+    if elst is None or times is None:
         return
     wide = elst.number(0, 1) == 1
     rows = elst.number(4, 4)
@@ -401,5 +438,5 @@ def _check_edits(track: _Box, time: np.ndarray, delta: np.ndarray, scale: int, m
             raise UnknownLayout("edit list")
         seen = True
         end = start + length * scale / movie_scale
-        if int(time.min()) < start or (length and int(time.max()) >= end):
+        if times[0] < start or (length and times[1] >= end):
             raise UnknownLayout("an edit list cuts frames")
