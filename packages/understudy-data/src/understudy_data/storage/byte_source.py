@@ -9,6 +9,7 @@ import io
 import os
 import resource
 from collections.abc import Callable
+from stat import S_ISREG
 from typing import BinaryIO, ClassVar, Protocol, cast
 
 import numpy as np
@@ -94,9 +95,9 @@ class LocalSource(ByteSource):
 
     def _open(self) -> _Descriptor:
         path = self.where
-        if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would block
-            raise DatasetError("is not a file", where=path, fix="name a file")
         try:
+            if not S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
+                raise DatasetError("is not a file", where=path, fix="name a file")
             file = _Descriptor(path)
         except OSError as error:
             raise DatasetError(f"cannot be opened: {error.strerror}", where=path, fix="check path and rights") from None

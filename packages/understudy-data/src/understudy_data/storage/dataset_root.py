@@ -231,8 +231,11 @@ class Files:
             from understudy_data.storage.remote_source import RemoteSource
 
             return RemoteSource(self, path)
-        self.open(path).close()  # raises a clear error for a folder or a forbidden file
-        source = LocalSource(self._place(path))
+        try:
+            source = LocalSource(self._place(path))
+        except DatasetError:
+            self.open(path).close()  # raises a clearer error for a missing file, a folder or a forbidden one
+            raise
         self.confirm(path)
         return source
 
