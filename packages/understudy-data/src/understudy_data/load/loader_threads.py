@@ -24,7 +24,8 @@ from understudy_data.load.mixed_batches import Mixture, RowBatches, image_shapes
 from understudy_data.load.remote_prefetch import Prefetcher
 from understudy_data.storage.cancel import Cancelled, cancel_when
 
-_BLOCK = 512  # positions at once: their samples are located, their rows read
+_BLOCK = 2048  # positions at once: their samples are located, and several rows of each lane read from its file
+_BLOCK_OF_SERVER = 512  # the same where rows are on a server, so that a batch waits for those of few others
 _ROWS = 4 << 20  # bytes of rows that are read at once
 
 
@@ -43,7 +44,9 @@ class WorkerPool:
         self._low, self._high = request.share
         self._mixture = Mixture.from_datasets(request.datasets)
         self._shapes = image_shapes(request.datasets, request.image_size)
-        self._block = min(_BLOCK, _ROWS // max(1, *map(row_bytes, request.datasets)))
+        is_local = all(dataset.catalog.files.is_local for dataset in request.datasets)
+        most = _BLOCK if is_local else _BLOCK_OF_SERVER
+        self._block = min(most, _ROWS // max(1, *map(row_bytes, request.datasets)))
         self._pid = os.getpid()
         self._change = threading.Condition()
         self._beginning = threading.Lock()  # looking up samples takes milliseconds, in which `take` must not wait
