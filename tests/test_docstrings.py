@@ -26,6 +26,7 @@ NOT_OURS = {
     "scripts/train_pytorch.py": "openpi",
     "compute_droid_nonidle_ranges.py": "openpi",
 }
+MAKERS = ("__init__", "__new__")
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -64,11 +65,14 @@ def fields(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> set[str]:
     """Annotated names of a class and its bases, as of a dataclass or a TypedDict."""
     annotated = [part.target for part in node.body if isinstance(part, ast.AnnAssign)]
     names = {target.id for target in annotated if isinstance(target, ast.Name)}
-    for base in node.bases:
-        name = ast.unparse(base).rpartition(".")[2]
-        if name in known and known[name] is not node:
-            names |= fields(known[name], known)
+    for base in bases(node, known):
+        names |= fields(base, known)
     return names
+
+
+def bases(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> list[ast.ClassDef]:
+    names = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+    return [known[name] for name in names if name in known and known[name] is not node]
 
 
 def parameters(node: Documented, known: dict[str, ast.ClassDef]) -> set[str]:
@@ -77,9 +81,9 @@ def parameters(node: Documented, known: dict[str, ast.ClassDef]) -> set[str]:
         return set()
     if isinstance(node, ast.ClassDef):
         names = fields(node, known)
-        for part in node.body:
-            if isinstance(part, ast.FunctionDef) and part.name in ("__init__", "__new__"):
-                names |= parameters(part, known)
+        makers = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name in MAKERS]
+        for maker in makers or bases(node, known):
+            names |= parameters(maker, known)
         return names
     names = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
     options = node.args.kwarg
@@ -139,6 +143,7 @@ def test_files_named_in_docstrings_exist() -> None:
         ("def f(a, *, b=1):", "a: x.\n        b: y\n            z: continued.", []),
         ("def f(a):", "a, b: x.", ["b"]),
         ("class A(B):", "b: a field of the base.\n        c: none.", ["c"]),
+        ("class A(C):", "d: of the base's `__init__`.\n        c: none.", ["c"]),
         ("def f(**options: Unpack[B]):", "b: a key.\n        c: none.", ["c"]),
     ],
 )
@@ -148,7 +153,7 @@ def test_the_check_of_arguments_sees_a_wrong_name(
     strange: list[str],
 ) -> None:
     text = f"{head}\n    '''Do.\n\n    Args:\n        {entries}\n    '''"
-    tree = ast.parse(f"class B:\n    b: int\n{text}")
+    tree = ast.parse(f"class B:\n    b: int\nclass C:\n    def __init__(self, d): ...\n{text}")
     found = strange_arguments(tree, classes([tree]))
     assert [name for names in found.values() for name in names] == strange
 

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy_base.testing.refusals import refused, warned
-from understudy_data.datasets import dataset
+from understudy_data.datasets import episode_arrays
 from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import SIDE, Spec, Truth, edit_json, expected, identity, write_dataset
 from understudy_data.testing.videos import rgb
@@ -65,6 +66,13 @@ def read_back(root: Path, truth: Truth, seconds: dict[str, list[float]], **optio
             if torch.is_tensor(value)
             else value == alone
         )
+    arrays = EpisodeArrays(root, seconds, **options).batch(chosen[:, 0], chosen[:, 1])
+    assert arrays.keys() == batch.keys()
+    for key, value in batch.items():
+        if torch.is_tensor(value):
+            assert (arrays[key].dtype, arrays[key].tobytes()) == (value.numpy().dtype, value.numpy().tobytes()), key
+        else:
+            assert arrays[key] == value, key
     return data
 
 
@@ -330,7 +338,7 @@ def test_dataset_protocol_of_the_order(plain: tuple[Path, Truth]) -> None:
 def test_dataset_caches_do_not_change_samples(plain: tuple[Path, Truth], monkeypatch: pytest.MonkeyPatch) -> None:
     root, truth = plain
     for rows, pictures in [(0, 0), (1 << 20, 3 * SIDE * SIDE * 5)]:
-        monkeypatch.setattr(dataset, "ROWS_IN_MEMORY", rows)
+        monkeypatch.setattr(episode_arrays, "ROWS_IN_MEMORY", rows)
         read_back(root, truth, {TOP: [-0.1, 0.0]}, frame_cache_bytes=pictures)
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from understudy_base.errors import DatasetError
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.testing.datasets import Spec, edit_column, edit_json, edit_times, write_dataset
 from understudy_kit.cli import main
 from understudy_tools.check.examine import check_dataset
@@ -39,7 +39,7 @@ def test_one_thing_is_named_in_the_singular(tmp_path: Path, capsys: pytest.Captu
     assert "1 episode," in text
     assert re.findall(r"(?<![\d.,])1 (?:more )?(?:bad )?[a-z]+s (?!of)\b", text) == []
     with pytest.raises(DatasetError) as error:
-        EpisodeDataset(tmp_path / "set").sample(1, 0)
+        EpisodeArrays(tmp_path / "set").sample(1, 0)
     assert "1 episodes" not in error.value.fix
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
-from understudy_data.load.loader import Loader
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_kit.cli.main import main, read_settings
 from understudy_tools.cli.order import ExplainConfig, choose, droid_like, explain, read_tables
@@ -75,9 +74,6 @@ def test_explain_prints_the_candidates_and_marks_the_chosen_one(
         assert [str(choice.chosen) in line for line in marked] == [True]
         assert f"{choice.chosen.cost:.2f}" in marked[0]
         assert sum(str(candidate) in "\n".join(lines) for candidate in choice.candidates) == len(choice.candidates)
-        with Loader(paths[0], batch_size=4, memory=memory, seed=config.seed) as loader:
-            spec, other = loader.order.spec.sources[0], choice.order.spec.sources[0]
-            assert (spec.clip, spec.lanes, spec.cut) == (other.clip, other.lanes, other.cut)
     assert choose([], ExplainConfig()) is None
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from understudy_base.testing.refusals import absent, warned
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.selection import motion
 from understudy_data.datasets.selection.motion import IdleRule, non_idle_ranges
@@ -48,16 +48,16 @@ def still(episode: int, frame: int) -> bool:
     return episode == 4 or (frame + episode) % 17 < 6
 
 
-def kept_frames(data: EpisodeDataset) -> set[tuple[int, int]]:
+def kept_frames(data: EpisodeArrays) -> set[tuple[int, int]]:
     return {(e, f) for e, start, stop in data.segments.tolist() for f in range(start, stop)}
 
 
 def expected(root: Path | str, key: str, rule: IdleRule, dims: list[int] | None = None) -> set[tuple[int, int]]:
     """By the samples of the dataset, one episode after the other."""
-    data, want = EpisodeDataset(root, keys=[key]), set()
+    data, want = EpisodeArrays(root, keys=[key]), set()
     for episode in np.unique(data.segments[:, 0]).tolist():
         length = int(data.catalog.episodes.lengths[data.catalog.episodes.row_of(episode)])
-        values = data.batch(np.full(length, episode), np.arange(length))[key].numpy().reshape(length, -1)
+        values = data.batch(np.full(length, episode), np.arange(length))[key].reshape(length, -1)
         ranges = non_idle_ranges(values[:, dims] if dims else values, rule)
         want |= {(episode, frame) for start, stop in ranges for frame in range(start, stop)}
     return want
@@ -86,7 +86,7 @@ def test_ranges_keeps_the_frames_of_the_rule(  # type: ignore[no-untyped-def]
     assert next(iter(content)) == ("gs://lab/day-0--/data/run-0.h5" if droid else "0")
     assert len(content) == 4  # the episode without frames has no key
     want = expected(root, STATE, rule, dims)
-    data = EpisodeDataset(root, keep_ranges=out, keep_rule="start")
+    data = EpisodeArrays(root, keep_ranges=out, keep_rule="start")
     assert kept_frames(data) == want
     assert want
     assert len(want) < 142
@@ -256,15 +256,15 @@ def test_ranges_keeps_all_of_the_demonstration(tmp_path: Path, capsys: pytest.Ca
     assert main(["ranges", str(root), "--output", str(out), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["frames_kept"], facts["frames_in_pauses"], facts["episodes_without"]) == (frames, 0, 0)
-    data = EpisodeDataset(root, keep_ranges=out, keep_rule="window")
+    data = EpisodeArrays(root, keep_ranges=out, keep_rule="window")
     assert len(data) == frames
-    closing = data.batch(*frames_of(data))["action"][:, -1].numpy()
+    closing = data.batch(*frames_of(data))["action"][:, -1]
     episode = frames_of(data)[0]
     grasps = np.flatnonzero((np.diff(closing) != 0) & (np.diff(episode) == 0))
     assert set(episode[grasps].tolist()) == set(episode.tolist()), "each episode has a grasp"
 
 
-def frames_of(data: EpisodeDataset) -> tuple[np.ndarray, np.ndarray]:
+def frames_of(data: EpisodeArrays) -> tuple[np.ndarray, np.ndarray]:
     """Episode and number of each kept frame."""
     kept = sorted(kept_frames(data))
     return np.array([episode for episode, _ in kept]), np.array([frame for _, frame in kept])
@@ -275,9 +275,9 @@ def frames_of(data: EpisodeDataset) -> tuple[np.ndarray, np.ndarray]:
 def test_ranges_of_real_recordings(name: str, tmp_path: Path) -> None:
     root, out = f"{DATA}/{name}", tmp_path / "keep.json"
     assert main(["ranges", root, "--output", str(out), "--preset", "droid", "--threshold", "0.01"]) == 0
-    data = EpisodeDataset(root, keep_ranges=out, keep_rule="start", keys=["action"])
+    data = EpisodeArrays(root, keep_ranges=out, keep_rule="start", keys=["action"])
     assert kept_frames(data) == expected(root, "action", replace(IdleRule.droid(), threshold=0.01))
     assert 0 < len(data) < Catalog.open(root).episodes.frames
     out.unlink()
     assert main(["ranges", root, "--output", str(out)]) == 0
-    assert len(EpisodeDataset(root, keep_ranges=out)) == Catalog.open(root).episodes.frames
+    assert len(EpisodeArrays(root, keep_ranges=out)) == Catalog.open(root).episodes.frames

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from understudy_base.dataset_address import split_view
 from understudy_base.testing.refusals import absent, refused
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.selection.select import open_episodes
 from understudy_data.datasets.write.writer import EpisodeWriter
@@ -62,7 +62,7 @@ def versions(root: Path, name: str) -> list[dict[str, Any]]:
     return list(json.loads(view_file(root, name).read_text())["versions"])
 
 
-def same(a: EpisodeDataset, b: EpisodeDataset) -> None:
+def same(a: EpisodeArrays, b: EpisodeArrays) -> None:
     """The same samples, windows and weights, and the same order to the byte."""
     for name in ("segments", "epoch_segments", "window_stops"):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
@@ -95,10 +95,10 @@ def test_a_view_is_its_settings_spelled_out(shared: Path, tmp_path_factory: pyte
         if chosen["frame_weights_in"] == "order":
             chosen["frame_weights_in"] = "loss"
     save(root, "v", **chosen)
-    same(EpisodeDataset(f"{root}#v", WINDOW), EpisodeDataset(root, WINDOW, **chosen))
+    same(EpisodeArrays(f"{root}#v", WINDOW), EpisodeArrays(root, WINDOW, **chosen))
     beside = {"exclude_episodes": [9]}  # as beside the settings
     together = {**chosen, "exclude_episodes": sorted({*chosen.get("exclude_episodes", ()), 9})}
-    same(EpisodeDataset(f"{root}#v", WINDOW, **beside), EpisodeDataset(root, WINDOW, **together))
+    same(EpisodeArrays(f"{root}#v", WINDOW, **beside), EpisodeArrays(root, WINDOW, **together))
 
 
 def test_each_change_is_a_version_and_earlier_ones_stay(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,13 +142,13 @@ def test_a_view_is_printed_as_the_flags_that_make_it(
 def test_files_of_a_view_cannot_change_unseen(root: Path) -> None:
     keep, weights = root.parent / "keep.json", root.parent / "w.parquet"
     save(root, "v", keep_ranges=keep, frame_weights=weights)
-    before = EpisodeDataset(f"{root}#v", name="d")
+    before = EpisodeArrays(f"{root}#v", name="d")
     keep.write_text("{}")
     weights.unlink()
-    same(EpisodeDataset(f"{root}#v"), before)
+    same(EpisodeArrays(f"{root}#v"), before)
     moved = root.parent / "elsewhere"
     shutil.move(root, moved)
-    same(EpisodeDataset(f"{moved}#v", name="d"), before)
+    same(EpisodeArrays(f"{moved}#v", name="d"), before)
     for path in (moved / "meta/views/files").iterdir():
         content = path.read_bytes()
         path.write_bytes(content[:-1] + b"?")
@@ -172,16 +172,16 @@ def test_files_of_a_view_cannot_change_unseen(root: Path) -> None:
 def test_a_contradiction_names_both(root: Path, beside: dict[str, Any], names: tuple[str, ...]) -> None:
     save(root, "v", episodes=[1, 9], keep_ranges=root.parent / "keep.json")
     with refused(*names, where=None, fix="view"):
-        EpisodeDataset(f"{root}#v", **beside)
+        EpisodeArrays(f"{root}#v", **beside)
 
 
 def test_settings_beside_a_view_narrow_it(root: Path) -> None:
     save(root, "v", where="length > 5", episodes=[1, 2, 5, 9], drop_n_first_frames=2)
     beside: dict[str, Any] = {"where": "length < 10", "episodes": np.array([2, 9]), "drop_n_first_frames": 1}
-    narrowed = EpisodeDataset(f"{root}#v", **beside)
+    narrowed = EpisodeArrays(f"{root}#v", **beside)
     assert narrowed.segments.tolist() == [[2, 2, 9]]
     save(f"{root}#v", "w", where="length < 10")
-    assert EpisodeDataset(f"{root}#w").segments.tolist() == [[1, 2, 6], [2, 2, 9]]
+    assert EpisodeArrays(f"{root}#w").segments.tolist() == [[1, 2, 6], [2, 2, 9]]
 
 
 def grow(root: Path, episodes: int) -> Path:
@@ -201,11 +201,11 @@ def test_a_grown_dataset_is_reported_and_a_frozen_view_is_not_extended(tmp_path:
     save(root, "frozen", where="length > 1", freeze=True)
     grow(root, 2)
     for name, episodes in (("open", 6), ("frozen", 4)):
-        data = EpisodeDataset(f"{root}#{name}")
+        data = EpisodeArrays(f"{root}#{name}")
         assert data.num_episodes == episodes
         assert not absent(data.notes[0], f"{name}@1", f"{episodes} of 6", "4 of 4")
     save(root, "open", where="length > 1")
-    assert absent(EpisodeDataset(f"{root}#open@2").notes[0], "4 of 4")
+    assert absent(EpisodeArrays(f"{root}#open@2").notes[0], "4 of 4")
 
 
 def test_a_view_of_other_episodes_is_refused(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,7 +257,7 @@ def test_views_are_read_from_a_server(root: Path, tmp_path: Path) -> None:
         options = RemoteOptions(cache=str(tmp_path / "cache"))
         for name in ("v", "v@2", "w"):
             remote = Catalog.open(f"{server.url}#{name}", options)
-            same(EpisodeDataset(remote, name="d"), EpisodeDataset(f"{root}#{name}"))
+            same(EpisodeArrays(remote, name="d"), EpisodeArrays(f"{root}#{name}"))
             assert open_episodes(remote).episodes.ids.tolist() == open_episodes(f"{root}#{name}").episodes.ids.tolist()
         with refused("nope", where=""):
             Catalog.open(f"{server.url}#nope", options)

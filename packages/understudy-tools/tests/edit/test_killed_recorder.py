@@ -11,7 +11,7 @@ import pytest
 
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.testing.refusals import warned
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, edit_column, episode_pictures, write_dataset, write_video
 from understudy_kit.cli.main import main
@@ -73,7 +73,7 @@ def test_killed_recorder_is_named_by_readers(tmp_path: Path, fault: Any, capsys:
     root = tmp_path / "arm"
     fault(root)
     with warned(root, "files"):
-        EpisodeDataset(root)
+        EpisodeArrays(root)
     with warned(root, "files"):
         assert main(["select", str(root), "some", "--exclude-episodes", "0"]) == 0
     words = ["--data.root", str(root), "--output-dir", str(tmp_path / "run"), "--data.cameras", "none", "--steps", "1"]
@@ -84,14 +84,14 @@ def test_killed_recorder_is_named_by_readers(tmp_path: Path, fault: Any, capsys:
 
 
 def test_sound_and_partial_datasets_are_read_without_a_word(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    EpisodeDataset(v2(tmp_path / "whole"))
+    EpisodeArrays(v2(tmp_path / "whole"))
     part = v2(tmp_path / "part", keep={0, 1, 4, 5})
     for path in [*part.rglob("episode_000002.*"), *part.rglob("episode_000003.*")]:
         path.unlink()
-    EpisodeDataset(part)
+    EpisodeArrays(part)
     other = v2(tmp_path / "other") / "data/chunk-000"
     shutil.copy(other / "episode_000000.parquet", other / "copy.parquet")
-    EpisodeDataset(tmp_path / "other")
+    EpisodeArrays(tmp_path / "other")
     assert not recwarn.list
 
 

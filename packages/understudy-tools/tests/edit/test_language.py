@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
 from understudy_tools.testing.edited import assert_equal_frames, edit, episode, segment
 
@@ -35,7 +35,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def responses(root: Path, number: int, style: str) -> list[str]:
-    data = EpisodeDataset(root, response=f"language_persistent:{style}")
+    data = EpisodeArrays(root, response=f"language_persistent:{style}")
     length = int(data.catalog.episodes.lengths[number])
     return list(data.batch(np.full(length, number), np.arange(length))["response"])
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, Truth, edit_column, identity, write_dataset
 from understudy_kit.cli.main import main
@@ -57,15 +57,15 @@ def second_is_short(lengths: np.ndarray) -> np.ndarray:
 
 def is_whole(root: Path, truth: Truth, episodes: list[int]) -> bool:
     """Whether a dataset has exactly these episodes of the truth, each row beside its own image."""
-    data = EpisodeDataset(root)
+    data = EpisodeArrays(root)
     if data.catalog.episodes.lengths.tolist() != [LENGTHS[episode] for episode in episodes]:
         return False
     for number, episode in enumerate(episodes):
         for frame in range(LENGTHS[episode]):
             sample = data.sample(number, frame)
-            if not np.array_equal(sample["action"].numpy(), truth.rows[episode]["action"][frame]):
+            if not np.array_equal(sample["action"], truth.rows[episode]["action"][frame]):
                 return False
-            if CAMERA in sample and identity(sample[CAMERA].numpy())[1:] != (episode, frame):
+            if CAMERA in sample and identity(sample[CAMERA])[1:] != (episode, frame):
                 return False
     return True
 

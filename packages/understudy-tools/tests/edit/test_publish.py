@@ -12,7 +12,7 @@ import pytest
 
 from understudy_base.errors import EmptyDatasetError
 from understudy_base.testing.refusals import refused
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.stats.running import QUANTILES
 from understudy_data.testing import recording
@@ -34,13 +34,13 @@ def record(root: Path, episodes: range) -> Path:
 
 def content(root: Path) -> list[tuple[Any, ...]]:
     """Every frame: its numbers, task, state and grey levels, as our reader gives them."""
-    data = EpisodeDataset(root)
+    data = EpisodeArrays(root)
     return [
         (
             *(int(item[key]) for key in ("episode_index", "frame_index", "index")),
             item["task"],
             item["observation.state"].tolist(),
-            *(round(float(item[f"observation.images.{camera}"].float().mean()) / 4) for camera in ("top", "wrist")),
+            *(round(float(item[f"observation.images.{camera}"].mean()) / 4) for camera in ("top", "wrist")),
         )
         for item in data.__getitems__(range(len(data)))
     ]
@@ -272,7 +272,7 @@ def test_open_readers_go_on(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "one", tmp_path / "p", symlinks=True)
     before = content(folder / "one/out")
     with RangeServer(tmp_path / "p") as server:
-        here, there = EpisodeDataset(tmp_path / "p/out"), EpisodeDataset(f"{server.url}/out")
+        here, there = EpisodeArrays(tmp_path / "p/out"), EpisodeArrays(f"{server.url}/out")
         first = [int(data[0]["index"]) for data in (here, there)]
         publish([str(folder / name) for name in NAMES], tmp_path / "p/out")
         for data in (here, there):

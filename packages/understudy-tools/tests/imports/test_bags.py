@@ -15,7 +15,7 @@ from PIL import Image
 
 pytest.importorskip("rosbags", reason="needs the extra `import`")
 
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_tools.cli.importing import import_
 from understudy_tools.imports.recording import RecordingError
@@ -119,7 +119,7 @@ def test_import_keeps_the_raw_streams_as_sensors_that_undo_the_frames(tmp_path: 
         share = int(ages[1]) / (SECOND // 20)
         value = np.array(values[past]) * (1 - share) + share * np.array(values.get(past + SECOND // 20, values[past]))
         np.testing.assert_allclose(state, value, rtol=1e-6, atol=1e-6)
-    data = EpisodeDataset(out, delta_timestamps={"raw.observation.state": [-0.05, 0.0]})
+    data = EpisodeArrays(out, delta_timestamps={"raw.observation.state": [-0.05, 0.0]})
     sample = data.sample(episode=0, frame=3)
     assert sample["raw.observation.state"].shape == (2, 2)
     assert sample["raw.observation.state"].dtype.is_floating_point

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("rosbags", reason="needs the extra `import`")
 
 from understudy_base.atomic import create_folder
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_kit.cli.main import main
 from understudy_tools.testing.bags import Bag, pixels
 
@@ -101,10 +101,10 @@ def test_import_writes_video_that_decodes_to_the_images(folder: Path, capsys: py
     assert main(words(folder, "--codec", "libx264", "--crf", "10", "--json")) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["counts"], facts["unused_streams"]) == ({"episodes": 2, "frames": 24}, ["/other"])
-    data = EpisodeDataset(folder / "out")
+    data = EpisodeArrays(folder / "out")
     for frame in range(12):
         sample = data.sample(episode=1, frame=frame)
-        image = sample["observation.images.a"].numpy().transpose(1, 2, 0).astype(int)
+        image = sample["observation.images.a"].transpose(1, 2, 0).astype(int)
         assert np.abs(image - pixels(frame)).mean() < 4  # also neither mirrored nor with exchanged colors
         assert sample["action"].item() == frame
 

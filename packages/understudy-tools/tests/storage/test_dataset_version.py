@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,11 @@ import pytest
 
 from understudy_base.errors import SourceError
 from understudy_base.testing.refusals import refused
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.write.writer import EpisodeWriter
-from understudy_data.load.loader import Loader
-from understudy_data.order import Order
 from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy
-from understudy_data.testing.datasets import Spec, edit_column, edit_json, write_dataset
+from understudy_data.testing.datasets import Spec, edit_column, edit_json, replace_files, write_dataset
 from understudy_data.testing.servers import RangeServer, folder
 from understudy_tools.testing.s3 import s3_bucket
 
@@ -69,7 +66,7 @@ def options(tmp_path: Path, **others: Any) -> RemoteOptions:
     return RemoteOptions(cache=str(tmp_path / "cache"), retry=QUICK, **others)
 
 
-def check_refused(data: EpisodeDataset, swap: Swap) -> None:
+def check_refused(data: EpisodeArrays, swap: Swap) -> None:
     """A dataset, and a copy of it in another process, refuse the other version; the other one is read anew."""
     copy = pickle.dumps(data)
     swap()
@@ -77,14 +74,14 @@ def check_refused(data: EpisodeDataset, swap: Swap) -> None:
         with refused(where="", fix="start", kind=SourceError) as caught:
             opened[5]
         assert "meta/" in caught.value.what, caught.value
-    assert EpisodeDataset(Catalog.open(data.catalog.files._address, data.catalog.files.options))[5] is not None
+    assert EpisodeArrays(Catalog.open(data.catalog.files._address, data.catalog.files.options))[5] is not None
 
 
 @pytest.mark.parametrize("dates", ["", "Fri, 03 Jan 2020 10:00:00 GMT"], ids=["no dates", "old dates"])
 def test_a_dataset_that_a_web_server_replaces_is_refused(both: tuple[Path, Path], tmp_path: Path, dates: str) -> None:
     with RangeServer(folder(both[0], "/s")) as server:
         server.headers["Last-Modified"] = dates
-        data = EpisodeDataset(Catalog.open(f"{server.url}/s", options(tmp_path)))
+        data = EpisodeArrays(Catalog.open(f"{server.url}/s", options(tmp_path)))
         check_refused(data, lambda: setattr(server, "files", folder(both[1], "/s")))
 
 
@@ -96,7 +93,7 @@ def test_a_dataset_of_any_file_system_that_is_replaced_is_refused(both: tuple[Pa
             memory.pipe_file(f"/swapped{path}", content)
 
     upload(both[0])
-    data = EpisodeDataset(Catalog.open("memory://swapped", options(tmp_path)))
+    data = EpisodeArrays(Catalog.open("memory://swapped", options(tmp_path)))
     check_refused(data, lambda: upload(both[1]))
     memory.rm("/swapped", recursive=True)
 
@@ -117,7 +114,7 @@ def test_a_folder_that_is_replaced_is_refused(both: tuple[Path, Path], tmp_path:
             os.rename(place, tmp_path / "before")
             os.rename(both[1], place)
 
-    check_refused(EpisodeDataset(place), swap)
+    check_refused(EpisodeArrays(place), swap)
 
 
 def test_a_dataset_that_is_uploaded_over_another_in_a_bucket_is_refused(tmp_path: Path) -> None:
@@ -127,7 +124,7 @@ def test_a_dataset_that_is_uploaded_over_another_in_a_bucket_is_refused(tmp_path
         fs = fsspec.filesystem("s3", **access.storage_options)
         fs.put(str(tmp_path / "old"), "s3://swapped/d", recursive=True)
         again = options(tmp_path, storage_options=access.storage_options)
-        data = EpisodeDataset(Catalog.open("s3://swapped/d", again))
+        data = EpisodeArrays(Catalog.open("s3://swapped/d", again))
         time.sleep(1.1)  # times of S3 are whole seconds
         fs.put(str(tmp_path / "new") + "/", "s3://swapped/d/", recursive=True)
         with refused(where="", fix="start", kind=SourceError):
@@ -138,10 +135,10 @@ def test_the_same_dataset_put_there_again_is_read(tmp_path: Path) -> None:
     write_old(tmp_path / "old", "v3.0")
     with RangeServer(folder(tmp_path / "old", "/s")) as server:
         server.headers["Last-Modified"] = ""
-        data = EpisodeDataset(Catalog.open(f"{server.url}/s", options(tmp_path)))
+        data = EpisodeArrays(Catalog.open(f"{server.url}/s", options(tmp_path)))
         server.files = folder(tmp_path / "old", "/s")
         assert len(data[5])
-    data = EpisodeDataset(tmp_path / "old")
+    data = EpisodeArrays(tmp_path / "old")
     shutil.copytree(tmp_path / "old", tmp_path / "copy")  # keeps the times
     shutil.rmtree(tmp_path / "old")
     os.rename(tmp_path / "copy", tmp_path / "old")
@@ -152,8 +149,8 @@ def test_a_dataset_that_grew_on_a_server_is_read_as_it_was(tmp_path: Path) -> No
     """Its meta files are new, and its earlier files are not."""
     write_old(tmp_path / "old", "v2.1")
     with RangeServer(folder(tmp_path / "old", "/s")) as server:
-        data = EpisodeDataset(Catalog.open(f"{server.url}/s", options(tmp_path)))
-        before = EpisodeDataset(tmp_path / "old")
+        data = EpisodeArrays(Catalog.open(f"{server.url}/s", options(tmp_path)))
+        before = EpisodeArrays(tmp_path / "old")
         for name in ("info.json", "episodes.jsonl", "episodes_stats.jsonl"):
             server.files[f"/s/meta/{name}"] += b"\n"  # type: ignore[index]
             server.written[f"/s/meta/{name}"] = time.time() + 5
@@ -172,7 +169,7 @@ def test_a_recording_that_grows_is_read_as_it_was(tmp_path: Path) -> None:
 
     record(0)
     record(1)
-    data = EpisodeDataset(tmp_path / "d")
+    data = EpisodeArrays(tmp_path / "d")
     record(2)
     assert [float(data[index]["action"][0]) for index in range(6)] == [0, 0, 0, 1, 1, 1]
     writer.finish()
@@ -182,7 +179,7 @@ def test_a_further_file_costs_one_conditional_request_at_most(tmp_path: Path) ->
     lengths = (3,) * 12
     write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=lengths, cameras=("observation.images.top",)))
     with RangeServer(folder(tmp_path / "d", "/s")) as server:
-        data = EpisodeDataset(Catalog.open(f"{server.url}/s", options(tmp_path)))
+        data = EpisodeArrays(Catalog.open(f"{server.url}/s", options(tmp_path)))
         opened = len(server.log)
         for index in range(len(data)):
             assert len(data[index])
@@ -219,7 +216,7 @@ def writers(tmp_path: Path) -> list[Path]:
 
 def test_a_publication_is_read_to_its_end_with_its_own_meta_files(writers: list[Path], tmp_path: Path) -> None:
     publish(writers[0], tmp_path / "all")
-    data = EpisodeDataset(tmp_path / "all")
+    data = EpisodeArrays(tmp_path / "all")
     for count in (2, 3, 4):
         publish(*writers[:count], tmp_path / "all")
         if count == 2:
@@ -227,7 +224,7 @@ def test_a_publication_is_read_to_its_end_with_its_own_meta_files(writers: list[
     copy = pickle.loads(pickle.dumps(data))
     assert [float(copy[index]["action"][0]) for index in range(4)] == [0] * 4
     assert data.catalog.files.version_read == "publication 000001"
-    assert len(EpisodeDataset(tmp_path / "all")) == 16
+    assert len(EpisodeArrays(tmp_path / "all")) == 16
 
 
 def test_an_address_names_one_publication(writers: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,13 +233,13 @@ def test_an_address_names_one_publication(writers: list[Path], tmp_path: Path, m
     publish(*writers[:3], tmp_path / "all")
     monkeypatch.chdir(tmp_path)
     for number in (1, 2, 3):
-        data = EpisodeDataset(f"all@00000{number}")
+        data = EpisodeArrays(f"all@00000{number}")
         assert (len(data), data.name) == (4 * number, "all")
         assert data.catalog.files.version_address == f"{tmp_path}/all@00000{number}"
     with refused(where="000004", fix=""):
-        EpisodeDataset("all@000004")
+        EpisodeArrays("all@000004")
     (tmp_path / "other@000001").symlink_to("arm1")  # a folder with such a name is itself
-    assert len(EpisodeDataset("other@000001")) == 4
+    assert len(EpisodeArrays("other@000001")) == 4
 
 
 def test_version_read_is_named(tmp_path: Path) -> None:
@@ -257,24 +254,13 @@ def test_version_read_is_named(tmp_path: Path) -> None:
         assert "meta/stats.json" in etags
 
 
-def replace_files(root: Path, pattern: str, old: float) -> None:
-    """Put other files in the place of those that match, each with a time of `old` seconds before now."""
-    for path in sorted(root.glob(pattern)):
-        new = path.with_name("new")
-        shutil.copy(path, new)
-        if path.suffix == ".parquet":
-            edit_column(new, "timestamp", lambda values: values + 0.01)
-        os.utime(new, (time.time() - old,) * 2)
-        os.replace(new, path)
-
-
 @pytest.mark.parametrize("age", [0.0, 3600.0], ids=["new", "old time"])
 @pytest.mark.parametrize("pattern", ["data/**/*.parquet", "videos/**/*.mp4"])
 def test_files_that_are_replaced_alone_are_refused(tmp_path: Path, pattern: str, age: float) -> None:
     """`meta/` stays as it was. A file that was read before is refused where it is read again."""
     spec = Spec(version="v2.1", lengths=(4, 3, 5), cameras=("observation.images.top",), foreign=False)
     write_dataset(tmp_path / "d", spec)
-    data = EpisodeDataset(tmp_path / "d")
+    data = EpisodeArrays(tmp_path / "d")
     assert len(data[0])
     copy = pickle.dumps(data)
     time.sleep(0.02)  # the kernel's clock of files is some milliseconds behind
@@ -283,24 +269,12 @@ def test_files_that_are_replaced_alone_are_refused(tmp_path: Path, pattern: str,
         with refused("open", where="", fix="start", kind=SourceError) as caught:
             opened[index]
         assert f"/{pattern[:4]}" in str(caught.value.where)
-    assert len(EpisodeDataset(tmp_path / "d")[5])
-
-
-def test_a_loader_refuses_replaced_data_files(tmp_path: Path) -> None:
-    spec = Spec(version="v3.0", lengths=(30,) * 60, cameras=(), per_data_file=1, foreign=False)
-    write_dataset(tmp_path / "d", spec)
-    order = Order.from_datasets(EpisodeDataset(tmp_path / "d"), batch_size=8, mode="sequential")
-    with Loader(tmp_path / "d", order=order, num_threads=1, on_bad_frame="substitute") as loader:
-        next(loader)
-        time.sleep(0.02)
-        replace_files(tmp_path / "d", "data/**/*.parquet", 0.0)
-        with refused("open", where="", fix="start", kind=SourceError):
-            list(islice(loader, 200))
+    assert len(EpisodeArrays(tmp_path / "d")[5])
 
 
 def test_another_mode_or_link_of_a_file_is_no_change(tmp_path: Path) -> None:
     write_old(tmp_path / "d", "v3.0")
-    data = EpisodeDataset(tmp_path / "d")
+    data = EpisodeArrays(tmp_path / "d")
     time.sleep(0.02)
     for path in filter(Path.is_file, [*(tmp_path / "d").glob("[dv]*/**/*.*")]):
         path.chmod(0o444)
@@ -313,12 +287,10 @@ def test_forked_workers_keep_to_the_version(tmp_path: Path) -> None:
     replaced(tmp_path / "old", tmp_path / "new", "stats.json")
     program = f"""
 import os
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_base.errors import SourceError
-from understudy_data.load.loader import Loader
-from understudy_data.order import Order
 os.chdir({str(tmp_path)!r})
-data = EpisodeDataset("old")
+data = EpisodeArrays("old")
 os.rename("old", "before"); os.rename("new", "old")
 if os.fork() == 0:
     try:

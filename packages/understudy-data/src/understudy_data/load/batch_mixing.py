@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.order import Order
 from understudy_data.order.design_effect import design_effect, expected_episodes
 
@@ -54,7 +54,7 @@ def batch_figures(order: Order, first: int) -> dict[str, float]:
     return {"episodes": len(counts), "design_effect": float(design_effect(number[None], frame[None])[0])}
 
 
-def measure_mixing(order: Order, parts: Sequence[EpisodeDataset], position: int, spread: bool = False) -> BatchMixing:
+def measure_mixing(order: Order, parts: Sequence[EpisodeArrays], position: int, spread: bool = False) -> BatchMixing:
     """Measure several batches, and compute the episodes of a uniform batch.
 
     Args:
@@ -76,7 +76,7 @@ def measure_mixing(order: Order, parts: Sequence[EpisodeDataset], position: int,
     )
 
 
-def _uniform_of_datasets(order: Order, parts: Sequence[EpisodeDataset]) -> float:
+def _uniform_of_datasets(order: Order, parts: Sequence[EpisodeArrays]) -> float:
     """Expected episodes of a batch whose samples are drawn from each source in its share."""
     last = order.spec.schedule[-1]
     episodes = 0.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, gcd, isnan, nan
 
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.load.images.clip_reader import DecodePolicy
 from understudy_data.load.images.source_facts import FactGroups, SourceFacts, group_facts, read_facts, resized
 from understudy_data.load.memory_plan import (
@@ -96,7 +96,7 @@ class OrderChoice:
 
 
 def choose_order(
-    datasets: EpisodeDataset | Sequence[EpisodeDataset],
+    datasets: EpisodeArrays | Sequence[EpisodeArrays],
     *,
     memory: int,
     world_size: int = 1,

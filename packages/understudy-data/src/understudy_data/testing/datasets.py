@@ -8,6 +8,8 @@ and a red one.
 import io
 import json
 import os
+import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -430,3 +432,14 @@ def rate_episodes(root: Path, **columns: Sequence[Any]) -> None:
         for name, values in columns.items():
             table = table.append_column(name, pa.array([values[episode] for episode in ids]))
         pq.write_table(table, file)
+
+
+def replace_files(root: Path, pattern: str, age: float) -> None:
+    """Put other files in the place of those that match, each with a time of `age` seconds before now."""
+    for path in sorted(root.glob(pattern)):
+        new = path.with_name("new")
+        shutil.copy(path, new)
+        if path.suffix == ".parquet":
+            edit_column(new, "timestamp", lambda values: values + 0.01)
+        os.utime(new, (time.time() - age,) * 2)
+        os.replace(new, path)

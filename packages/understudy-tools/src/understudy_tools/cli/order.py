@@ -118,7 +118,7 @@ def explain_file(config: ExplainConfig) -> list[str]:
     Raises:
         DatasetError: the file is no order, or not one of the datasets that are given.
     """
-    from understudy_data.datasets.dataset import EpisodeDataset
+    from understudy_data.datasets.episode_arrays import EpisodeArrays
     from understudy_data.load.batch_mixing import FEW_EPISODES, measure_mixing
     from understudy_data.order import Order
     from understudy_data.order_file import OrderFile
@@ -127,7 +127,7 @@ def explain_file(config: ExplainConfig) -> list[str]:
     rows = file.stop - file.start
     batch = min(file.batch_size or config.batch_size, rows)
     found = Order.from_file(file, batch_size=batch)
-    datasets = [EpisodeDataset(path) for path in config.paths]
+    datasets = [EpisodeArrays(path) for path in config.paths]
     if datasets:
         found = found.of_datasets(datasets)
     mixing = measure_mixing(found, datasets, found.start, spread=True)
@@ -158,11 +158,11 @@ def read_tables(config: ExplainConfig) -> list[Table]:
     if not config.paths:
         lengths = droid_like(config.episodes)
         return [Table("synthetic, like DROID", lengths, config.gop or 2, config.reach, 30.0, 1)]
-    from understudy_data.datasets.dataset import EpisodeDataset
+    from understudy_data.datasets.episode_arrays import EpisodeArrays
 
     tables = []
     for path in config.paths:
-        dataset = EpisodeDataset(path)
+        dataset = EpisodeArrays(path)
         catalog, segments = dataset.catalog, dataset.epoch_segments
         gop = config.gop or dataset.gop
         lengths, cameras = segments[:, 2] - segments[:, 1], max(1, len(catalog.camera_keys))
@@ -172,14 +172,14 @@ def read_tables(config: ExplainConfig) -> list[Table]:
 
 def choose(tables: Sequence[Table], config: ExplainConfig) -> "OrderChoice | None":
     """Choose the order of the datasets as a loader does; None without datasets."""
-    from understudy_data.datasets.dataset import EpisodeDataset
+    from understudy_data.datasets.episode_arrays import EpisodeArrays
     from understudy_data.load.choose_order import choose_from_facts
     from understudy_data.load.images.source_facts import read_facts
     from understudy_data.order.make_spec import OrderRequest, check_source, resolve_weights
 
     if not config.paths:
         return None
-    facts = [read_facts(EpisodeDataset(table.name), config.image_size) for table in tables]
+    facts = [read_facts(EpisodeArrays(table.name), config.image_size) for table in tables]
     facts = [replace(fact, gop=table.gop, reach=table.reach) for fact, table in zip(facts, tables)]
     in_flight = config.frames_in_flight or 1 << 62
     request = OrderRequest(

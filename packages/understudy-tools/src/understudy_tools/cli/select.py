@@ -13,7 +13,7 @@ from understudy_kit.config.declare import Fraction, Positional
 from understudy_kit.config.help import flag_of
 
 if TYPE_CHECKING:
-    from understudy_data.datasets.dataset import EpisodeDataset
+    from understudy_data.datasets.episode_arrays import EpisodeArrays
     from understudy_data.datasets.format.catalog import Catalog
 
 _LISTED = 20  # values of a list that are printed
@@ -104,9 +104,9 @@ def _chosen(config: SelectConfig) -> dict[str, Any]:
     return chosen | {use: getattr(config, use) for name, use in used.items() if name in chosen}
 
 
-def _open(catalog: "Catalog", chosen: Mapping[str, Any]) -> "EpisodeDataset":
+def _open(catalog: "Catalog", chosen: Mapping[str, Any]) -> "EpisodeArrays":
     """Return the selected frames. Raises DatasetError."""
-    from understudy_data.datasets.dataset import EpisodeDataset
+    from understudy_data.datasets.episode_arrays import EpisodeArrays
 
     options = {name: value for name, value in chosen.items() if not name.startswith("val_")}
-    return EpisodeDataset(replace(catalog, view=None), keys=[], **options)
+    return EpisodeArrays(replace(catalog, view=None), keys=[], **options)

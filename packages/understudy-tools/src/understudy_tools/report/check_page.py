@@ -10,7 +10,7 @@ import numpy as np
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import DatasetError
 from understudy_base.plural import plural
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import spread_evenly
 from understudy_data.datasets.selection.motion import IDLE, numeric_keys
@@ -183,7 +183,7 @@ def _spread(catalog: Catalog, count: int) -> list[int]:
 
 def _read(catalog: Catalog, row: int, keys: list[str], frames: np.ndarray) -> dict[str, Any]:
     episode = int(catalog.episodes.ids[row])
-    data = EpisodeDataset(catalog, episodes=[episode], keys=keys)
+    data = EpisodeArrays(catalog, episodes=[episode], keys=keys)
     return data.batch(np.full(len(frames), episode), frames)
 
 
@@ -199,13 +199,13 @@ def _episode(catalog: Catalog, row: int, why: str = "") -> Block:
             batch = _read(catalog, row, [camera], frames)
             task = batch["task"][0]
             captions = [f"{frame / catalog.fps:.1f} s" for frame in frames]
-            images = list(_small(batch[camera].numpy()))
+            images = list(_small(batch[camera]))
             blocks += [text(camera), film(images, captions, f"{camera}, episode {episode}")]
     with _collect(errors):
         keys = [key for key in numeric_keys(catalog) if key.startswith(("action", "observation."))]
         batch = _read(catalog, row, keys, np.arange(length))
         task = task or batch["task"][0]
-        blocks += _curves(catalog, {key: batch[key].double().numpy().reshape(length, -1) for key in keys})
+        blocks += _curves(catalog, {key: batch[key].astype(np.float64).reshape(length, -1) for key in keys})
     title = f"episode {episode} · {plural(length, 'frame')} · {task}"
     return card(title, *(text(line, "bad") for line in errors), *blocks, note=why)
 
@@ -218,7 +218,7 @@ def _walls(catalog: Catalog) -> Iterator[Block]:
         for row in _spread(catalog, WALL):
             with _collect(errors):
                 ends = np.array([0, catalog.episodes.lengths[row] - 1])
-                images += list(_small(_read(catalog, row, [camera], ends)[camera].numpy()))
+                images += list(_small(_read(catalog, row, [camera], ends)[camera]))
                 captions += [f"episode {int(catalog.episodes.ids[row])}, {end}" for end in ("first", "last")]
         yield card(camera, *(text(line, "bad") for line in errors), film(images, captions, camera))
 
@@ -257,7 +257,9 @@ def _actions(catalog: Catalog) -> Block:
     for row in _spread(catalog, SAMPLED if ACTION in numeric_keys(catalog) else 0):
         with _collect([]):  # findings name unreadable columns
             length = int(catalog.episodes.lengths[row])
-            parts.append(_read(catalog, row, [ACTION], np.arange(length))[ACTION].double().numpy().reshape(length, -1))
+            parts.append(
+                _read(catalog, row, [ACTION], np.arange(length))[ACTION].astype(np.float64).reshape(length, -1)
+            )
     if not parts:
         return section("Actions")
     names, values = catalog.features[ACTION].dimension_names, np.concatenate(parts)

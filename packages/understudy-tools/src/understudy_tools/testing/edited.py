@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.parts import Workers
 from understudy_tools.cli.edit import EditConfig, SegmentConfig, make_plan, make_plans
@@ -33,7 +32,7 @@ def segment(source: Path, out: Path, **settings: Any) -> Written:
 
 def episode(root: Path, number: int) -> dict[str, Any]:
     """All columns, tasks and images of an episode, in the order of its frames."""
-    data = EpisodeDataset(root)
+    data = EpisodeArrays(root)
     length = int(data.catalog.episodes.lengths[data.catalog.episodes.row_of(number)])
     return data.batch(np.full(length, number), np.arange(length))
 
@@ -52,10 +51,10 @@ def assert_equal_frames(now: dict[str, Any], before: dict[str, Any], frames: sli
     assert now.keys() == before.keys()
     for key in before.keys() - set(RENUMBERED):
         wanted = before[key][frames]
-        if isinstance(wanted, torch.Tensor):
+        if isinstance(wanted, np.ndarray):
             assert now[key].dtype == wanted.dtype, key
             assert now[key].shape == wanted.shape, key
-            assert now[key].numpy().tobytes() == wanted.numpy().tobytes(), key
+            assert now[key].tobytes() == wanted.tobytes(), key
         else:
             assert now[key] == wanted, key
     assert now["frame_index"].tolist() == list(range(len(now["frame_index"])))

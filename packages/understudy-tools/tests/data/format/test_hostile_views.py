@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from understudy_base.testing.refusals import refused
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format import views
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.views import save_view
@@ -54,7 +54,7 @@ WRONG: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("name", "value"), WRONG)
 def test_settings_that_no_flag_takes_are_refused_by_name(root: Path, name: str, value: Any) -> None:
     with refused(name, where="meta/views/forged.json", fix="select"):
-        EpisodeDataset(forge(root, {name: value}))
+        EpisodeArrays(forge(root, {name: value}))
 
 
 def test_settings_that_flags_take_are_read(root: Path) -> None:
@@ -65,13 +65,13 @@ def test_settings_that_flags_take_are_read(root: Path) -> None:
         "keep_rule": "start",
         "where": "length > 1",
     }
-    assert EpisodeDataset(forge(root, select)).num_episodes == 2
+    assert EpisodeArrays(forge(root, select)).num_episodes == 2
 
 
 @pytest.mark.parametrize("facts", [{"selected": {}}, {"selected": {"episodes": "x"}}, {"selected": {"episodes": True}}])
 def test_facts_of_other_types_are_refused(root: Path, facts: dict[str, Any]) -> None:
     with refused(where="meta/views/forged.json", fix="select"):
-        EpisodeDataset(forge(root, {}, **facts))
+        EpisodeArrays(forge(root, {}, **facts))
 
 
 def places(root: Path, tmp_path: Path) -> list[str]:
@@ -85,7 +85,7 @@ def test_files_outside_of_the_dataset_are_neither_read_nor_shown(root: Path, tmp
     os.makedirs(root / "meta/views/files", exist_ok=True)
     for place in places(root, tmp_path):
         with refused("keep_ranges", where="meta/views/forged.json", fix="select") as caught:
-            EpisodeDataset(forge(root, {"keep_ranges": place}))
+            EpisodeArrays(forge(root, {"keep_ranges": place}))
         assert SECRET not in str(caught.value)
     program = (
         f"import os; os.chdir({str(root.parent)!r}); from understudy_kit.cli.main import main; main(['select', 'd'])"
@@ -103,7 +103,7 @@ def test_a_copy_that_is_a_link_to_another_file_is_not_shown(root: Path, tmp_path
         (root / "meta/views/files" / name).unlink(missing_ok=True)
         (root / "meta/views/files" / name).symlink_to(target)
         with refused(where=name, fix="") as caught:
-            EpisodeDataset(forge(root, {"keep_ranges": name}))
+            EpisodeArrays(forge(root, {"keep_ranges": name}))
         assert SECRET not in str(caught.value)
 
 
@@ -119,7 +119,7 @@ def test_special_files_in_a_dataset_are_refused(root: Path, path: str, kind: str
     else:
         (root / path).symlink_to("/dev/zero")
     with refused(where="", fix="") as caught:
-        data = EpisodeDataset(f"{root}#seed")
+        data = EpisodeArrays(f"{root}#seed")
         assert data.catalog.stats is not None
         np.asarray(data[0])
     assert "neither" in caught.value.what

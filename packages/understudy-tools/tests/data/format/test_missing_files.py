@@ -9,7 +9,7 @@ import pytest
 
 from understudy_base.errors import DatasetError, LfsPointerError, MissingFileError
 from understudy_base.testing.refusals import refused
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import EpisodeTable, FileTable, Videos, find_missing, has_any_file
 from understudy_data.storage.remote_options import RemoteOptions
@@ -65,7 +65,7 @@ def test_missing_files_a_camera_is_looked_for_where_the_template_points(copy: Ma
     root = laid_out_as_v2(copy("v3.0"))
     catalog = Catalog.open(root)
     assert (catalog.camera_keys, catalog.skipped_features, catalog.metadata_notes()) == ((TOP, WRIST), {}, [])
-    assert identity(EpisodeDataset(catalog)[0][WRIST].numpy()) == (1, 0, 0)
+    assert identity(EpisodeArrays(catalog)[0][WRIST]) == (1, 0, 0)
     for camera in (WRIST, TOP):
         with RangeServer(folder(root)) as server:
             there = Catalog.open(server.url, RemoteOptions(cache=str(tmp_path / f"cache {camera}")))
@@ -86,7 +86,7 @@ def test_missing_files_a_folder_that_is_almost_the_templates_is_named(copy: Make
     told = str(catalog.info["video_path"]).replace("videos/", "video/", 1)
     there = Catalog.open(root, video_path=told)
     assert (there.camera_keys, there.cameras_without_files) == ((TOP, WRIST), ())
-    assert identity(EpisodeDataset(there)[0][TOP].numpy()) == (0, 0, 0)
+    assert identity(EpisodeArrays(there)[0][TOP]) == (0, 0, 0)
 
 
 def test_missing_files_one_file_of_a_camera_is_enough_to_be_there(copy: Make) -> None:
@@ -222,7 +222,7 @@ def test_missing_files_git_lfs_pointers_are_called_that_and_counted(copy: Make, 
     count = len(files) if pattern == "*.parquet" else len(files) // 2 if version == "v2.1" else None
     assert count is None or all(f"{count} of {count} files" in line for line in lines)
     with refused(where=")", fix="git lfs pull", kind=LfsPointerError):
-        EpisodeDataset(root)[0]
+        EpisodeArrays(root)[0]
 
 
 @pytest.mark.parametrize(
@@ -256,19 +256,19 @@ def test_missing_files_a_pointer_in_place_of_a_image_is_called_that(tmp_path: Pa
     links = pa.array([{"bytes": None, "path": "images/0.png"}] * len(table), kind)
     pq.write_table(table.set_column(at, TOP, links), file)
     with refused(where="0.png", fix="git lfs pull", kind=LfsPointerError):
-        EpisodeDataset(tmp_path / "d")[0]
+        EpisodeArrays(tmp_path / "d")[0]
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
 def test_missing_files_the_gop_does_not_depend_on_which_video_is_absent(copy: Make, gone: int) -> None:
     root = copy("v2.1")
-    whole = EpisodeDataset(root, keys=[TOP]).gop
+    whole = EpisodeArrays(root, keys=[TOP]).gop
     sorted((root / "videos").rglob(f"{TOP}/*.mp4"))[gone].unlink()
-    assert EpisodeDataset(root, keys=[TOP]).gop == whole
+    assert EpisodeArrays(root, keys=[TOP]).gop == whole
     for video in (root / "videos").rglob(f"{TOP}/*.mp4"):
         video.write_bytes(b"")
     with pytest.raises(DatasetError):
-        _ = EpisodeDataset(root, keys=[TOP]).gop
+        _ = EpisodeArrays(root, keys=[TOP]).gop
 
 
 @pytest.mark.parametrize(("said", "odd"), [("mp4v", False), ("mpeg4", False), ("h264", True)])
@@ -292,7 +292,7 @@ def test_missing_files_a_packed_file_is_not_taken_for_another_of_its_name(
     first, second = sorted((tmp_path / "d").glob(pattern))[:2]
     assert (first.name, first.parent) != (second.name, second.parent)
     first.unlink()
-    data = EpisodeDataset(tmp_path / "d")
+    data = EpisodeArrays(tmp_path / "d")
     with refused(where="(episode 0)", kind=kind):
         data[0]
     found = data.catalog.missing_files()

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from understudy_base.errors import DatasetError
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, edit_column, write_dataset
 from understudy_kit.cli.main import main
@@ -55,7 +55,7 @@ def test_absent_place_of_an_episode(tmp_path: Path, whose: str, what: str, kind:
     root = made(tmp_path / "data")
     place = ids_of(episodes_file(root)).index(3)
     lose(episodes_file(root), f"{whose}/{what}", lambda entry: entry == place, kind)
-    data = EpisodeDataset(root)
+    data = EpisodeArrays(root)
     data.sample(0, 0)
     with pytest.raises(DatasetError) as error:
         data.sample(3, 0)
@@ -65,7 +65,7 @@ def test_absent_place_of_an_episode(tmp_path: Path, whose: str, what: str, kind:
     assert main(["edit", str(root), str(tmp_path / "out"), "--exclude-episodes", "3"]) == 0
     assert check_dataset(tmp_path / "out").is_sound
     if whose != "data":
-        EpisodeDataset(root, keys=["action", "other"]).sample(3, 0)
+        EpisodeArrays(root, keys=["action", "other"]).sample(3, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,7 +84,7 @@ def test_absent_number_in_rows(tmp_path: Path, key: str, version: str, kind: str
     packed = version == "v3.0"
     path = root / ("data/chunk-000/file-000.parquet" if packed else "data/chunk-000/episode_000003.parquet")
     lose(path, key, lambda entry: entry == (20 if packed else 2), kind)
-    data = EpisodeDataset(root)
+    data = EpisodeArrays(root)
     data.sample(0, 0)
     data.sample(2, 0)
     with pytest.raises(DatasetError) as error:
@@ -105,7 +105,7 @@ def test_absent_index_of_a_task(tmp_path: Path, kind: str) -> None:
     catalog = Catalog.open(root)
     assert catalog.tasks == ("lift the red block", "push the blue block")
     assert any("has no task_index" in line for line in catalog.oddities)
-    assert EpisodeDataset(root).sample(0, 0)["task"] == "lift the red block"
+    assert EpisodeArrays(root).sample(0, 0)["task"] == "lift the red block"
 
 
 def test_absent_number_in_json_lines_is_that_of_a_line(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 
 from understudy_base.errors import DatasetError
 from understudy_base.testing.refusals import refused
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import Feature
 from understudy_data.datasets.read.image_column import decode_image
@@ -55,8 +55,8 @@ def test_images_with_an_orientation_are_upright_everywhere(tmp_path: Path) -> No
     )
     edit(root, out)
     for folder in (root, out):
-        data = EpisodeDataset(folder)
-        assert np.array_equal(np.stack([data[place][SIDE].numpy() for place in range(16)]), expected)
+        data = EpisodeArrays(folder)
+        assert np.array_equal(np.stack([data[place][SIDE] for place in range(16)]), expected)
         sheets, catalog = Sheets(Catalog.open(folder)), Catalog.open(folder)
         with Image.open(io.BytesIO(sheets.read(SIDE, 1, 0)[0])) as sheet:  # frames of episode 1 side by side
             shown = np.asarray(sheet.convert("RGB"))

@@ -11,7 +11,7 @@ import pytest
 
 from understudy_base.errors import DatasetError
 from understudy_data.datasets.check_files import broken_episodes
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, Truth, edit_column, identity, write_dataset
 from understudy_kit.cli.main import main
@@ -68,9 +68,9 @@ def without_ids(root: Path) -> None:
 
 def pairs(catalog: Catalog, truth: Truth, episode: int) -> bool:
     """Whether the first frame of an episode has rows and image of the same recorded episode."""
-    sample = EpisodeDataset(catalog).sample(episode, 0)
-    _, shown, _ = identity(sample[CAMERA].numpy())
-    return bool(np.array_equal(sample["action"].numpy(), truth.rows[shown]["action"][0]))
+    sample = EpisodeArrays(catalog).sample(episode, 0)
+    _, shown, _ = identity(sample[CAMERA])
+    return bool(np.array_equal(sample["action"], truth.rows[shown]["action"][0]))
 
 
 FAULTS = {without_first: [1, 2], exchange: [1, 2], count_from_zero: [1, 2, 3], joined: [2], without_ids: [1, 2]}
@@ -85,7 +85,7 @@ def test_pairing_is_refused_until_named(tmp_path: Path, fault: object, capsys: p
     assert pairs(catalog, truth, 0)
     for episode in doubtful:
         with pytest.raises(DatasetError) as error:
-            EpisodeDataset(catalog).sample(episode, 0)
+            EpisodeArrays(catalog).sample(episode, 0)
         assert "--pairing files" in error.value.fix
         assert "--pairing columns" in error.value.fix
     broken = broken_episodes(catalog, [], [], np.arange(len(LENGTHS)))
@@ -124,7 +124,7 @@ def test_pairing_columns_of_data_files_that_were_renamed_alone(tmp_path: Path, f
     assert all(pairs(catalog, truth, episode) for episode in there)
     for episode in set(range(4)) - set(there):
         with pytest.raises(DatasetError):
-            EpisodeDataset(catalog).sample(episode, 0)
+            EpisodeArrays(catalog).sample(episode, 0)
     assert main(["edit", str(tmp_path / "data"), str(tmp_path / "out"), "--pairing", "columns", "--skip-bad"]) == (
         len(there) < 4
     )
@@ -167,7 +167,7 @@ def test_pairing_without_videos_is_a_warning(tmp_path: Path, where: str) -> None
     made(tmp_path / "data", "v2.1", cameras=(), images=(CAMERA,) if where == "rows" else ())
     exchange(tmp_path / "data")
     with pytest.warns(UserWarning, match="name"):
-        EpisodeDataset(tmp_path / "data").sample(1, 0)
+        EpisodeArrays(tmp_path / "data").sample(1, 0)
     report = check_dataset(tmp_path / "data")
     assert report.is_sound
     assert any(finding.rule == "rows.episode" for finding in report.findings)
@@ -196,7 +196,7 @@ def test_pairing_in_packed_files(tmp_path: Path) -> None:
     catalog = Catalog.open(root)
     for episode in (1, 2):
         with pytest.raises(DatasetError) as error:
-            EpisodeDataset(catalog).sample(episode, 0)
+            EpisodeArrays(catalog).sample(episode, 0)
         assert "--pairing files" in error.value.fix
     assert check_dataset(root).bad_episodes == (1, 2)
     assert all(pairs(catalog, truth, episode) for episode in (0, 3))
@@ -211,7 +211,7 @@ def test_pairing_in_packed_files_whose_column_starts_anew(tmp_path: Path) -> Non
     truth = made(root, "v3.0")
     edit_column(root / "data/chunk-000/file-000.parquet", "episode_index", lambda ids: ids + 7)
     with pytest.raises(DatasetError) as error:
-        EpisodeDataset(root).sample(1, 0)
+        EpisodeArrays(root).sample(1, 0)
     assert "--pairing files" in error.value.fix
     catalog = Catalog.open(root, pairing="files")
     assert all(pairs(catalog, truth, episode) for episode in range(4))
@@ -234,7 +234,7 @@ def test_pairing_of_times_that_exchange_episodes_and_fit_no_frame(tmp_path: Path
     meta = next((root / "meta/episodes").rglob("*.parquet"))
     edit_column(meta, f"videos/{CAMERA}/from_timestamp", lambda times: np.where(times == 1.2, 0.3, times))
     with pytest.raises(DatasetError):
-        EpisodeDataset(root).sample(2, 0)
+        EpisodeArrays(root).sample(2, 0)
     assert check_dataset(root).bad_episodes == (0, 1, 2, 3)
     shutil.rmtree(root)
     truth = write_dataset(

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from understudy_base.testing.refusals import refused
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.layouts import END_IS_CUT
 from understudy_data.datasets.read.returns import ReturnTarget
@@ -39,7 +39,7 @@ def target(returns: str, **changes: Any) -> ReturnTarget:
     return ReturnTarget(**(fields | changes))
 
 
-def naive_return(data: EpisodeDataset, kind: str, episode: int, frame: int, discount: float) -> float | None:
+def naive_return(data: EpisodeArrays, kind: str, episode: int, frame: int, discount: float) -> float | None:
     """Add up the rewards from a frame on, one by one; None where the return is not known."""
     won, length = SUCCESS[episode], LENGTHS[episode]
     cut = (TRUNCATED[episode] and not won) or (won is None and kind != "reward")
@@ -61,7 +61,7 @@ def naive_return(data: EpisodeDataset, kind: str, episode: int, frame: int, disc
 @pytest.mark.parametrize("kind", ["success", "time", "reward"])
 @pytest.mark.parametrize("discount", [1.0, 0.9])
 def test_returns_are_those_of_the_steps(outcomes: Path, kind: str, discount: float) -> None:
-    data = EpisodeDataset(outcomes, returns=target(kind, discount=discount))
+    data = EpisodeArrays(outcomes, returns=target(kind, discount=discount))
     for episode, length in enumerate(LENGTHS):
         for frame in range(length):
             sample, expected = data.sample(episode, frame), naive_return(data, kind, episode, frame, discount)
@@ -71,14 +71,14 @@ def test_returns_are_those_of_the_steps(outcomes: Path, kind: str, discount: flo
 
 def test_returns_of_rewards_take_four_bytes_per_frame(tmp_path: Path) -> None:
     write_outcomes(tmp_path / "long", (2000,), (True,))
-    data = EpisodeDataset(tmp_path / "long", returns=target("reward", low=-9000.0, high=9000.0))
+    data = EpisodeArrays(tmp_path / "long", returns=target("reward", low=-9000.0, high=9000.0))
     assert len(pickle.dumps(data.returns)) < 4 * 2000 + 2000
     copied = pickle.loads(pickle.dumps(data.returns)).read(np.zeros(2, np.int64), np.array([0, 1999]))
     assert copied["return"].tolist() == [float(data.sample(0, frame)["return"]) for frame in (0, 1999)]
 
 
 def test_discount_of_zero_takes_the_column_itself(outcomes: Path) -> None:
-    data = EpisodeDataset(outcomes, returns=target("reward", discount=0.0))
+    data = EpisodeArrays(outcomes, returns=target("reward", discount=0.0))
     batch = data.batch(np.repeat(np.arange(5), LENGTHS), np.concatenate([np.arange(n) for n in LENGTHS]))
     np.testing.assert_allclose(batch["return"], batch["reward"])
     assert not batch["return_is_pad"].any()
@@ -87,7 +87,7 @@ def test_discount_of_zero_takes_the_column_itself(outcomes: Path) -> None:
 def test_selections_and_windows_keep_returns(outcomes: Path, tmp_path: Path) -> None:
     kept = tmp_path / "keep.json"
     kept.write_text('{"0": [[0, 2]], "1": [[1, 3], [5, 7]]}')
-    whole = EpisodeDataset(outcomes, returns=target("time"))
+    whole = EpisodeArrays(outcomes, returns=target("time"))
     options: list[dict[str, Any]] = [
         {"episodes": [0, 1]},
         {"keep_ranges": str(kept), "keep_rule": "start"},
@@ -95,7 +95,7 @@ def test_selections_and_windows_keep_returns(outcomes: Path, tmp_path: Path) -> 
         {"delta_timestamps": {"action": [frame / FPS for frame in range(8)]}},  # beyond each end
     ]
     for changes in options:
-        part = EpisodeDataset(outcomes, returns=target("time"), **changes)
+        part = EpisodeArrays(outcomes, returns=target("time"), **changes)
         for episode, start, stop in part.segments.tolist():
             for frame in range(start, stop):
                 for key in ("return", "return_is_pad"):
@@ -105,28 +105,28 @@ def test_selections_and_windows_keep_returns(outcomes: Path, tmp_path: Path) -> 
 def test_outcomes_may_be_a_column(tmp_path: Path) -> None:
     write_outcomes(tmp_path / "data", (3, 2), (None, None))
     with refused("'success'", where="data", fix="--metadata"):
-        EpisodeDataset(tmp_path / "data", returns=target("success", success="success"))
-    data = EpisodeDataset(tmp_path / "data", returns=target("success", success="helped", discount=1.0))
+        EpisodeArrays(tmp_path / "data", returns=target("success", success="success"))
+    data = EpisodeArrays(tmp_path / "data", returns=target("success", success="helped", discount=1.0))
     assert [float(data.sample(episode, 0)["return"]) for episode in (0, 1)] == [0.0, 1.0]  # of the last frames
 
 
 def test_refuses_what_has_no_returns(outcomes: Path, tmp_path: Path) -> None:
     with refused("'outcome'", where="outcomes", fix="--metadata"):
-        EpisodeDataset(outcomes, returns=target("success", success="outcome"))
+        EpisodeArrays(outcomes, returns=target("success", success="outcome"))
     with refused("'cut'", where="outcomes", fix="--metadata"):
-        EpisodeDataset(outcomes, returns=target("success", truncated="cut"))
+        EpisodeArrays(outcomes, returns=target("success", truncated="cut"))
     with refused("'lost'", where="outcomes", fix="success"):
-        EpisodeDataset(outcomes, returns=target("lost"))
+        EpisodeArrays(outcomes, returns=target("lost"))
     with refused("'action'", where="outcomes", fix="success"):
-        EpisodeDataset(outcomes, returns=target("action"))
+        EpisodeArrays(outcomes, returns=target("action"))
     with refused(0, "0.3", "0.2", where="outcomes", fix="policy.horizon"):
-        EpisodeDataset(outcomes, returns=target("time", low=-0.2))
+        EpisodeArrays(outcomes, returns=target("time", low=-0.2))
     with refused(where="outcomes", fix="policy.value_range"):
-        EpisodeDataset(outcomes, returns=target("reward", high=-1.0))
+        EpisodeArrays(outcomes, returns=target("reward", high=-1.0))
     write_outcomes(tmp_path / "texts", (2,), (True,))
     rate_episodes(tmp_path / "texts", verdict=["good"])
     with refused("'verdict'", "'good'", where="texts"):
-        EpisodeDataset(tmp_path / "texts", returns=target("success", success="verdict"))
+        EpisodeArrays(tmp_path / "texts", returns=target("success", success="verdict"))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e10])
@@ -141,7 +141,7 @@ def test_rewards_of_cut_episodes_are_finite(outcomes: Path, tmp_path: Path, valu
     column = pa.array(rewards, table.schema.field("reward").type)
     pq.write_table(table.set_column(table.schema.get_field_index("reward"), "reward", column), file)
     with refused("'reward'", 3, where="data", fix="--data.exclude-episodes 3"):
-        EpisodeDataset(tmp_path / "data", returns=target("reward"))
+        EpisodeArrays(tmp_path / "data", returns=target("reward"))
 
 
 @pytest.mark.parametrize("kind", ["success", "time", "reward"])
@@ -151,20 +151,20 @@ def test_an_end_that_was_cut_is_not_terminal(tmp_path: Path, kind: str) -> None:
     write_outcomes(root, (6, 4), (True, False))
     (tmp_path / "times.json").write_text('{"0": [2, 4], "1": [[0, 4]]}')
     segment(SegmentConfig(paths=(str(root), str(parts)), times=str(tmp_path / "times.json"), unit="frames"))
-    data = EpisodeDataset(parts, returns=target(kind))
+    data = EpisodeArrays(parts, returns=target(kind))
     assert [bool(data.sample(episode, 0)["return_is_pad"]) for episode in range(4)] == [True, True, False, False]
     assert data.returns is not None
     reader = Rows(data.catalog, data.returns.columns, 1 << 20)
     assert [data.returns.rewards(row, reader)[1] for row in range(4)] == [False, False, True, True]
     assert data.catalog.episode_metadata()["success"] == {0: True, 1: True, 2: True, 3: False}
     edit(EditConfig(paths=(str(parts), str(tmp_path / "later")), drop_n_first_frames=1))
-    later = EpisodeDataset(tmp_path / "later", returns=target(kind))
+    later = EpisodeArrays(tmp_path / "later", returns=target(kind))
     assert [bool(later.sample(episode, 0)["return_is_pad"]) for episode in range(4)] == [True, True, False, False]
     ends = {episode: {"success": False if episode == 1 else None} for episode in range(4)}
     (tmp_path / "ends.json").write_text(json.dumps(ends))  # one is known of the part itself
     edit(EditConfig(paths=(str(parts), str(tmp_path / "rated")), metadata=str(tmp_path / "ends.json")))
     assert Catalog.open(tmp_path / "rated").episode_metadata()[END_IS_CUT] == {0: True, 1: False, 2: False, 3: False}
     edit(EditConfig(paths=(str(root), str(tmp_path / "short")), drop_n_last_frames=1))
-    assert not EpisodeDataset(tmp_path / "short", returns=target(kind)).returns.known  # type: ignore[union-attr]
+    assert not EpisodeArrays(tmp_path / "short", returns=target(kind)).returns.known  # type: ignore[union-attr]
     edit(EditConfig(paths=(str(root), str(tmp_path / "copy")), drop_n_first_frames=1))
     assert END_IS_CUT not in Catalog.open(tmp_path / "copy").episode_metadata()

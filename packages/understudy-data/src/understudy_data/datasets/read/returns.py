@@ -19,7 +19,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -29,9 +29,6 @@ from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.layouts import END_IS_CUT
 from understudy_data.datasets.read.rows import Rows
 from understudy_data.storage.mapped_tables import SharedState, share_arrays
-
-if TYPE_CHECKING:
-    import torch
 
 SUCCESS, TIME = "success", "time"
 TRUNCATED = "truncated"
@@ -100,7 +97,7 @@ class Returns(SharedState):
             digest.update(np.ascontiguousarray(table).data)
         return digest.hexdigest()[:16]
 
-    def read(self, rows: np.ndarray, frames: np.ndarray) -> "dict[str, torch.Tensor]":
+    def read(self, rows: np.ndarray, frames: np.ndarray) -> dict[str, np.ndarray]:
         """Return {"return": float32 [B], "return_is_pad": bool [B], True where it is not known (and 0)}.
 
         Args:
@@ -119,9 +116,7 @@ class Returns(SharedState):
             values = self._table["returns"][self._table["first"][rows] + frames].astype(np.float64)
         is_pad = (outcome == _CUT) & (target.discount > 0)
         values = np.where(is_pad, 0.0, np.clip(values, target.low, target.high)).astype(np.float32)
-        import torch
-
-        return {RETURN: torch.from_numpy(values), RETURN_IS_PAD: torch.from_numpy(is_pad)}
+        return {RETURN: values, RETURN_IS_PAD: is_pad}
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ import numpy as np
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import DatasetError
 from understudy_base.progress import Progress
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.read.rows import Rows
 from understudy_data.datasets.stats.summary import (
     DELTA,
@@ -61,7 +61,7 @@ logger = logging.getLogger("understudy.data.stats.norm_heads")
 
 
 def check_outliers(
-    key: str, statistics: Statistics, low: np.ndarray, high: np.ndarray, data: Iterable[EpisodeDataset]
+    key: str, statistics: Statistics, low: np.ndarray, high: np.ndarray, data: Iterable[EpisodeArrays]
 ) -> None:
     """Refuse values far outside the central range of a column. Unknown figures (NaN) are not checked.
 
@@ -139,7 +139,7 @@ def _range(statistics: Statistics, dim: int) -> str:
     return f"{statistics.q01[dim]:.3g} and {statistics.q99[dim]:.3g}"
 
 
-def _locate(key: str, dim: int, data: Iterable[EpisodeDataset]) -> tuple[str, int | None]:
+def _locate(key: str, dim: int, data: Iterable[EpisodeArrays]) -> tuple[str, int | None]:
     """Source, episode and frame of the largest value of one dimension, in action and state for a difference."""
     most, where, of = -1.0, "", None
     for part in data:
@@ -170,7 +170,7 @@ class Member:
         modes: key -> normalization of each dimension, the same in all sources of a head; None: that of the run for all.
     """
 
-    data: EpisodeDataset
+    data: EpisodeArrays
     head: str
     delta: tuple[int, ...] = ()
     recorded: Mapping[str, Statistics] | None = None
@@ -193,7 +193,7 @@ def compute_normalization(
     mode: Mode,
     chunk: int,
     cache: Path | None = None,
-    validation: Sequence[EpisodeDataset] = (),
+    validation: Sequence[EpisodeArrays] = (),
     workers: Workers | None = None,
     absolute: dict[str, dict[str, Statistics]] | None = None,
 ) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def compute_statistics(
     members: Sequence[Member],
     chunk: int,
     cache: Path | None = None,
-    validation: Sequence[EpisodeDataset] = (),
+    validation: Sequence[EpisodeArrays] = (),
     workers: Workers | None = None,
     absolute: dict[str, dict[str, Statistics]] | None = None,
 ) -> dict[str, dict[str, Statistics]]:
@@ -389,7 +389,7 @@ def _same(a: Mapping[str, Statistics], b: Mapping[str, Statistics]) -> bool:
 
 
 def _summaries_from(
-    data: EpisodeDataset, recorded: Mapping[str, Statistics], delta: tuple[int, ...], chunk: int
+    data: EpisodeArrays, recorded: Mapping[str, Statistics], delta: tuple[int, ...], chunk: int
 ) -> dict[str, Summary]:
     """Convert statistics computed elsewhere to summaries without rows."""
 

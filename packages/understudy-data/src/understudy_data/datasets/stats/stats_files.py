@@ -43,14 +43,14 @@ _OTHER_FILE = (
 )
 
 if TYPE_CHECKING:
-    from understudy_data.datasets.dataset import EpisodeDataset  # imports torch
+    from understudy_data.datasets.episode_arrays import EpisodeArrays
 _TINY = 1e-6  # a padded dimension, up to the bins of openpi's histograms (1e-10) and its float32 sums
 
 
 def read_stats_file(
     source: str,
     mode: DimensionMode | Mapping[str, Sequence[DimensionMode]],
-    data: "EpisodeDataset",
+    data: "EpisodeArrays",
     delta: tuple[int, ...] = (),
 ) -> dict[str, Statistics]:
     """Read statistics of `ACTION` and `STATE` for `Member.recorded`; figures that `mode` does not need may be NaN.
@@ -112,7 +112,7 @@ def to_openpi(statistics: Mapping[str, Statistics]) -> str:
     return json.dumps({"norm_stats": out}, indent=2) + "\n"
 
 
-def _read_table(source: str, data: "EpisodeDataset") -> tuple[str, Stats, bool, Record]:
+def _read_table(source: str, data: "EpisodeArrays") -> tuple[str, Stats, bool, Record]:
     """Name of the file, figures by its own keys, whether it is openpi's, and its content by key."""
     if source == RECORDED:
         stats = {data.catalog.stored_names.get(key, key): entry for key, entry in data.catalog.stats.items()}

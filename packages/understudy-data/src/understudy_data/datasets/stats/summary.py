@@ -48,7 +48,7 @@ from understudy_data.storage.cache_budget import evict_files
 from understudy_data.storage.mapped_tables import Member, are_many, is_network, once_per_group
 
 if TYPE_CHECKING:
-    from understudy_data.datasets.dataset import EpisodeDataset  # imports torch
+    from understudy_data.datasets.episode_arrays import EpisodeArrays
 
 Mode = Literal["mean_std", "min_max", "quantile"]
 DimensionMode = Literal["mean_std", "min_max", "quantile", "identity"]
@@ -272,7 +272,7 @@ LOADED_BYTES = 256 << 20  # bytes of loaded rows; more than one file where an or
 PAIRS = 1 << 18  # pairs that are computed at once
 
 
-def vector_widths(data: "EpisodeDataset") -> dict[str, int]:
+def vector_widths(data: "EpisodeArrays") -> dict[str, int]:
     """Return the widths of `ACTION` and, if present, `STATE`.
 
     Raises:
@@ -292,21 +292,21 @@ def vector_widths(data: "EpisodeDataset") -> dict[str, int]:
     return widths
 
 
-def count_frames(data: "EpisodeDataset") -> int:
+def count_frames(data: "EpisodeArrays") -> int:
     """Count the frames that are samples."""
     return int(_frames(data).sum())
 
 
-def _frames(data: "EpisodeDataset") -> np.ndarray:
+def _frames(data: "EpisodeArrays") -> np.ndarray:
     return np.asarray(data.segments[:, 2] - data.segments[:, 1])
 
 
-def count_pairs(data: "EpisodeDataset", chunk: int) -> int:
+def count_pairs(data: "EpisodeArrays", chunk: int) -> int:
     """Count the pairs (frame, step of its window of `chunk` frames) without padding."""
     return int(_pairs(data, chunk).sum())
 
 
-def _pairs(data: "EpisodeDataset", chunk: int) -> np.ndarray:
+def _pairs(data: "EpisodeArrays", chunk: int) -> np.ndarray:
     def up_to(n: np.ndarray) -> np.ndarray:
         """Count pairs of the last n frames before a window's bound: sum over i = 1..n of min(i, chunk)."""
         short = np.minimum(n, chunk)
@@ -317,7 +317,7 @@ def _pairs(data: "EpisodeDataset", chunk: int) -> np.ndarray:
 
 
 def summarize(
-    data: "EpisodeDataset",
+    data: "EpisodeArrays",
     delta: tuple[int, ...],
     chunk: int,
     strides: Mapping[str, int],
@@ -365,7 +365,7 @@ def _join(parts: Sequence[Summary]) -> Summary:
 class SummarizeSegments:
     """Summaries of segments [start, stop) of a source, as `summarize` makes them (`parts.Work`)."""
 
-    data: "EpisodeDataset"
+    data: "EpisodeArrays"
     delta: tuple[int, ...]
     chunk: int
     strides: Mapping[str, int]
@@ -443,7 +443,7 @@ Summaries = dict[str, Summary]
 
 def load_or_compute(
     folder: Path | None,
-    data: "EpisodeDataset",
+    data: "EpisodeArrays",
     delta: tuple[int, ...],
     chunk: int,
     strides: Mapping[str, int],
@@ -485,7 +485,7 @@ SMALL = 4096
 class Request:
     """The arguments of `load_or_compute` of one source."""
 
-    data: "EpisodeDataset"
+    data: "EpisodeArrays"
     delta: tuple[int, ...]
     chunk: int
     strides: Mapping[str, int]
@@ -540,7 +540,7 @@ def _member(request: Request, compute: Callable[[Request], Summaries]) -> Member
     return Member(root, lambda: f"{request.name} {strides}", partial(compute, request))
 
 
-def _hash_inputs(data: "EpisodeDataset", delta: tuple[int, ...], chunk: int) -> str:
+def _hash_inputs(data: "EpisodeArrays", delta: tuple[int, ...], chunk: int) -> str:
     """Hash everything that summaries depend on."""
     catalog, table = data.catalog, data.catalog.episodes
     rows = table.rows_of(np.unique(data.segments[:, 0]))

@@ -30,7 +30,7 @@ import av
 import numpy as np
 
 from understudy_base.errors import DatasetError
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.order import Order
 from understudy_data.video.depth import AnyConverter
 from understudy_data.video.reader import DecodedImage, VideoReader
@@ -78,11 +78,11 @@ class Cursors:
         self._most = most
         self._idle: list[Cursor] = []  # the least recently used first
 
-    def reader(self, dataset: EpisodeDataset, camera: str, row: int) -> VideoReader:
+    def reader(self, dataset: EpisodeArrays, camera: str, row: int) -> VideoReader:
         """Open the video of an episode, or return it where it is open."""
         return dataset.video_frames.reader(camera, row)
 
-    def take(self, dataset: EpisodeDataset, camera: str, row: int, position: int, held: Cursor | None = None) -> Cursor:
+    def take(self, dataset: EpisodeArrays, camera: str, row: int, position: int, held: Cursor | None = None) -> Cursor:
         """Take a cursor over the video of an episode, preferably one that is at `position` or shortly before it.
 
         Args:
@@ -229,7 +229,7 @@ class ClipReader:
 
     def __init__(
         self,
-        dataset: EpisodeDataset,
+        dataset: EpisodeArrays,
         camera: str,
         positions: Sequence[int],
         rows: np.ndarray,

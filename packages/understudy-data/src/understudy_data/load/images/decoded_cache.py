@@ -13,24 +13,25 @@ import threading
 from collections.abc import Sequence
 from itertools import chain
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from understudy_base.errors import DatasetError
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.read.video_frames import VideoFrames
 from understudy_data.load.images.clip_reader import Cursors, Timings, write
 from understudy_data.load.images.disk_cache import ImageFiles, StoredImages
 from understudy_data.video.depth import AnyConverter
 from understudy_data.video.reader import DecodedImage, VideoReader
 
+Dataset = TypeVar("Dataset", bound=EpisodeArrays)
 _NEAR = 8  # frames to the next key frame that a run extends for
 IDLE_CURSORS = 8
 """Decoders that are kept for each dataset."""
 
 
-def decoded_bytes(dataset: EpisodeDataset, image_size: tuple[int, int] | None = None) -> int:
+def decoded_bytes(dataset: EpisodeArrays, image_size: tuple[int, int] | None = None) -> int:
     """Bytes of all decoded images of the episodes that a dataset selects, of all its cameras.
 
     Args:
@@ -46,22 +47,22 @@ def decoded_bytes(dataset: EpisodeDataset, image_size: tuple[int, int] | None = 
     return total
 
 
-def _image_bytes(dataset: EpisodeDataset, camera: str, reader: VideoReader, image_size: tuple[int, int] | None) -> int:
+def _image_bytes(dataset: EpisodeArrays, camera: str, reader: VideoReader, image_size: tuple[int, int] | None) -> int:
     """Bytes of one image as it is kept."""
     height, width = image_size or (reader.height, reader.width)
     stays = _stays_frame(dataset, camera, reader, image_size)
     return reader.frame_bytes if stays else dataset.pixels(camera).nbytes(height, width)
 
 
-def _stays_frame(dataset: EpisodeDataset, camera: str, reader: VideoReader, image_size: tuple[int, int] | None) -> bool:
+def _stays_frame(dataset: EpisodeArrays, camera: str, reader: VideoReader, image_size: tuple[int, int] | None) -> bool:
     """Whether images stay frames of the decoder."""
     converted = dataset.pixels(camera).nbytes(reader.height, reader.width)
     return image_size is None and reader.knows_frame_bytes and reader.frame_bytes < converted
 
 
 def keep_decoded(
-    dataset: EpisodeDataset, image_size: tuple[int, int] | None = None, files: ImageFiles | None = None
-) -> EpisodeDataset:
+    dataset: Dataset, image_size: tuple[int, int] | None = None, files: ImageFiles | None = None
+) -> Dataset:
     """View of a dataset whose images are decoded once and kept.
 
     Args:
@@ -168,7 +169,7 @@ class DecodedImages(VideoFrames):
     def __init__(
         self,
         source: VideoFrames,
-        dataset: EpisodeDataset,
+        dataset: EpisodeArrays,
         image_size: tuple[int, int] | None = None,
         files: ImageFiles | None = None,
     ) -> None:

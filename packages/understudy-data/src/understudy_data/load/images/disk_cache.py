@@ -38,7 +38,7 @@ import numpy as np
 
 from understudy_base._version import __version__
 from understudy_base.errors import DatasetError, SourceError
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.storage import locks
 from understudy_data.storage.byte_source import CHANGED, RESTART
 from understudy_data.storage.mapped_tables import is_network
@@ -64,7 +64,7 @@ class DiskCache:
     folder: str
     max_bytes: int
 
-    def open(self, dataset: EpisodeDataset, image_size: tuple[int, int] | None = None) -> "ImageFiles":
+    def open(self, dataset: EpisodeArrays, image_size: tuple[int, int] | None = None) -> "ImageFiles":
         """Reserve the space of a dataset's images, and open their files for as long as the result lives.
 
         Args:
@@ -147,7 +147,7 @@ def _remove(entry: Path) -> bool:
     return not entry.exists()
 
 
-def bytes_on_disk(dataset: EpisodeDataset, image_size: tuple[int, int] | None = None) -> int:
+def bytes_on_disk(dataset: EpisodeArrays, image_size: tuple[int, int] | None = None) -> int:
     """Bytes of the files with all images of the episodes that a dataset selects, as they are delivered.
 
     Raises:
@@ -179,7 +179,7 @@ class ImageFiles:
         self._failing = threading.Lock()
         weakref.finalize(self, _release, lock, os.getpid())
 
-    def pin(self, dataset: EpisodeDataset, camera: str, row: int) -> str:
+    def pin(self, dataset: EpisodeArrays, camera: str, row: int) -> str:
         """The version of an episode's video when this was first called; call it before the video is opened.
 
         Raises:
@@ -190,7 +190,7 @@ class ImageFiles:
         return self._versions.setdefault(path, files.version(path)) if version is None else version
 
     def images(
-        self, dataset: EpisodeDataset, camera: str, row: int, first: int, size: tuple[int, int]
+        self, dataset: EpisodeArrays, camera: str, row: int, first: int, size: tuple[int, int]
     ) -> "StoredImages":
         """The images of one camera in one episode.
 
@@ -326,11 +326,11 @@ def _open(path: str, flags: int) -> Iterator[int]:
         os.close(file)
 
 
-def _selected_rows(dataset: EpisodeDataset) -> np.ndarray:
+def _selected_rows(dataset: EpisodeArrays) -> np.ndarray:
     return dataset.table_rows
 
 
-def _name_set(dataset: EpisodeDataset, image_size: tuple[int, int] | None, needed: int) -> str:
+def _name_set(dataset: EpisodeArrays, image_size: tuple[int, int] | None, needed: int) -> str:
     rows = hashlib.blake2b(np.ascontiguousarray(_selected_rows(dataset), np.int64).tobytes()).hexdigest()
     pixels = [repr(dataset.pixels(camera)) for camera in dataset.video_keys]
     root = dataset.catalog.files.root

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.episode_table import EpisodeTable
 from understudy_data.load.images.decoded_cache import decoded_bytes
 from understudy_data.load.images.disk_cache import bytes_on_disk
@@ -70,9 +70,7 @@ class SourceFacts:
         return sum(self.reach)
 
 
-def read_facts(
-    dataset: EpisodeDataset, image_size: tuple[int, int] | None = None, on_disk: bool = False
-) -> SourceFacts:
+def read_facts(dataset: EpisodeArrays, image_size: tuple[int, int] | None = None, on_disk: bool = False) -> SourceFacts:
     """Read the facts about a dataset.
 
     Args:
@@ -192,7 +190,7 @@ def count_numbers(numbers: Sequence[int], most: int) -> list[int]:
     return counts
 
 
-def _column_bytes(dataset: EpisodeDataset) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _column_bytes(dataset: EpisodeArrays) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Bytes of the columns of each data file of selected episodes: those in memory, and those that are mapped.
 
     The division follows from sizes alone: every rank and every machine must choose the same order.
