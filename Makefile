@@ -2,6 +2,7 @@
 #   make demo        set up, then record, train, kill, resume, validate and roll out (5 to 7 minutes on 2 cores)
 #   make test        set up, then formatting, types and the tests: 15 minutes
 #   make test-long   the same with all long tests: before a release
+#   make test-client test-data test-tools   the tests of a distribution with its own needs alone, in .venv-client and so on
 #   make docs        the documentation site, in site/
 # They need Linux with glibc, Python 3.11+, git and make; everything else goes into .venv. With a C compiler (cc), small
 # images decode a fifth faster.
@@ -11,7 +12,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-long lint types pytest pytest-long docs wheels soak compat clean
+.PHONY: setup demo test test-long test-client test-data test-tools lint types pytest pytest-long docs wheels soak compat clean
 
 setup: .venv/.installed-dev
 
@@ -24,6 +25,16 @@ demo: .venv/.installed-demo
 test: setup lint types pytest
 
 test-long: setup lint types pytest-long
+
+# The number is the least of tests that pass, so that none vanishes unseen.
+test-client: setup
+	scripts/test-wheel client 40
+
+test-data: setup
+	scripts/test-wheel data 40
+
+test-tools: setup
+	scripts/test-wheel tools 40
 
 # The long forms, about an hour: copy their output into docs/reliability.md. The tests have short forms.
 soak: setup
@@ -62,4 +73,4 @@ wheels:
 
 # Remove all build products. Recordings and trained runs in runs/ stay.
 clean:
-	rm -rf .venv .compat dist site .hypothesis .pytest_cache .ruff_cache .mypy_cache
+	rm -rf .venv .venv-* .compat dist site .hypothesis .pytest_cache .ruff_cache .mypy_cache
