@@ -1,11 +1,11 @@
 """Serve a policy, play it in simulations, and look at what it did.
 
 background_rollouts  rollouts during training, in another process
-cli                  cli
+cli                  commands
 contracts            contracts of policy folders of other tools
 envs                 simulated environments
 folder_contract      the contract of a policy folder of any tool
-report               report
+report               pages of rollouts, and why a policy does not grasp
 rollout              closed-loop evaluation of a policy
 serve                a policy behind a websocket, and its clients
 testing              helpers of tests

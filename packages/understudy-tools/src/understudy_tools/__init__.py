@@ -4,10 +4,8 @@ bucket   a dataset written into a bucket, file by file
 check    checks of a whole dataset (format, rows, clocks, values, statistics, images)
 cli      commands that write datasets, or look at them
 edit     edit datasets: a new LeRobot v3.0 dataset from episodes of one or more others
-hub      repositories on the Hugging Face hub: their ids, and folders fetched from or published to them
 imports  recordings of other formats as LeRobot v3.0 datasets: ROS bags, HDF5, Zarr
-report   report
-storage  bytes of files by position, wherever the files are
+report   the page of `check`, and the episode browser of `view`
 testing  helpers of tests
 upload   a folder as one commit of a repository
 """

@@ -1,7 +1,7 @@
 """Policies of LeRobot, the world-action model, value functions, and foreign formats.
 
-checkpoint      checkpoints, the run directory, export
-cli             commands that write datasets, or look at them
+checkpoint      values of `export --format`
+cli             the command `score`
 flow_graph      the policy as a function of tensors
 folder_formats  a policy as a folder of another tool
 graph           policies as graphs of tensors: torch.export, ONNX
