@@ -12,6 +12,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+pytest.importorskip("torch", reason="its processes have a Loader")
+
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.testing.servers import RangeServer, folder

@@ -145,28 +145,18 @@ def test_a_broken_file_is_reported_and_the_rest_shown(
     checked((tmp_path / "p.html").read_text())
 
 
-@pytest.mark.parametrize("command", ["check", "profile"])
-def test_pages_replace_pages_on_request_and_no_other_file(
-    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pages_replace_pages_on_request_and_no_other_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(5, 6)))
-    target = tmp_path / "profile.html"
+    target = tmp_path / "check.html"
     target.write_text("<html>a page of the user's")
     call = ["check", str(tmp_path / "d"), "--page", str(target)]
-    if command == "profile":
-        call = ["profile", "--data.root", str(tmp_path / "d"), "--output-dir", str(tmp_path)]
     assert [main.main(call), main.main([*call, "--overwrite"])] == [2, 2]
     assert str(target) in capsys.readouterr().err
     assert target.read_text() == "<html>a page of the user's"
-    if command == "check":
-        target.unlink()
-        assert [main.main(call), main.main(call)] == [0, 2]
-        assert "--overwrite" in capsys.readouterr().err
-        assert main.main([*call, "--overwrite"]) == 0
-    else:
-        target.rename(tmp_path / "profile.json")
-        assert [main.main(call), main.main([*call, "--overwrite"])] == [2, 2]
-        assert (tmp_path / "profile.json").read_text() == "<html>a page of the user's"
+    target.unlink()
+    assert [main.main(call), main.main(call)] == [0, 2]
+    assert "--overwrite" in capsys.readouterr().err
+    assert main.main([*call, "--overwrite"]) == 0
 
 
 def page(root: Path, shown: int, **change: Any) -> tuple[str, Report]:

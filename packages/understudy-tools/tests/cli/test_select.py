@@ -246,7 +246,6 @@ def test_every_tool_takes_a_view(root: Path, tmp_path: Path, capsys: pytest.Capt
     assert main(["segment", address, str(tmp_path / "s"), "--by", "task"]) == 0
     assert int(Catalog.open(tmp_path / "s").episodes.lengths.sum()) == 18
     assert main(["view", address, "--export", str(tmp_path / "page"), "--episodes", "2"]) != 0
-    assert main(["bench", address, "--batch-size", "2", "--seconds", "0.05", "--rounds", "1", "--json"]) == 0
 
 
 def test_views_are_read_from_a_server(root: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ depth            depth cameras for datasets of `understudy_data.testing.datasets
 numbers, and images in rows
 hub              the answers of a Hugging Face hub that reading a dataset needs, on top of `RangeServer`
 index_dataset    a map-style dataset whose items are their own indices, so that batches show the order
+killed_recorder  datasets of a recorder that was killed
 loader_process   a loader in a process of its own: `python loader_process.py measure DATASET ...` or `
 mapped_child     tables mapped by a parent process, as seen by its child
 order_sources    sources for tests of the order: lengths instead of recordings
