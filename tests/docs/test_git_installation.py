@@ -9,7 +9,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -27,6 +31,13 @@ with Loader(sys.argv[1], batch_size=4, seed=0) as loader:
 """
 
 pytestmark = pytest.mark.long
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Files of a folder, without a line for each request."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
 
 
 def run(*words: str | Path, expected: int = 0) -> subprocess.CompletedProcess[str]:
@@ -55,15 +66,21 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a clone on a web server: pip before 24.1 refuses `git+file:///PATH`."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("no git, or not a clone")
     folder = tmp_path_factory.mktemp("git")
     words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "hatchling", "-d", str(folder / "files")]
     if subprocess.run(words, capture_output=True).returncode:
         pytest.skip("no package index")
-    run("git", "clone", "--quiet", "--local", ROOT, folder / "clone")
-    return f"git+file://{folder}/clone"
+    run("git", "clone", "--quiet", "--bare", "--local", ROOT, folder / "clone.git")
+    run("git", "-C", folder / "clone.git", "update-server-info")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    with server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"git+http://127.0.0.1:{server.server_port}/clone.git"
+        server.shutdown()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import re
 import runpy
 import tokenize
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,15 @@ from understudy_kit.cli.main import main
 SEAMS = runpy.run_path(str(ROOT / "scripts/seams.py"))
 NAMES = ("data", "kit", "tools", "understudy", "robot", "zoo")
 COUNTED = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
+
+
+@cache
+def siblings() -> dict[str, set[str]]:
+    """Distributions from which each one takes a name."""
+    found: dict[str, set[str]] = {}
+    for crossing in SEAMS["find_crossings"](SEAMS["find_modules"]()):
+        found.setdefault(crossing.wheel, set()).add(crossing.other)
+    return found
 
 
 def folder(name: str) -> Path:
@@ -51,9 +61,7 @@ def test_rooms_are_those_of_the_source(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_imports_are_those_of_the_source(name: str) -> None:
     (stated,) = re.findall(r"^It imports (.+?)\.\s", readme(name), flags=re.MULTILINE | re.DOTALL)
-    crossings = SEAMS["find_crossings"](SEAMS["find_modules"]())
-    found = {crossing.other for crossing in crossings if crossing.wheel == name}
-    assert set(re.findall(r"`([\w-]+)`", stated)) == {folder(other).name for other in found}
+    assert set(re.findall(r"`([\w-]+)`", stated)) == {folder(other).name for other in siblings()[name]}
 
 
 @pytest.mark.parametrize("name", NAMES)
