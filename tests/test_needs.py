@@ -31,6 +31,8 @@ AT_ONCE = {
 UNDECLARED = {
     ("understudy-base", "ipython"): "only looked at where a notebook has imported it",
     ("understudy-base", "tqdm"): "as above",
+    ("understudy-base", "typing-extensions"): "seen by type checkers alone",
+    ("understudy-client", "typing-extensions"): "seen by type checkers alone",
     ("understudy-conformance", "torch"): "reseeded where the loader under test has it",
     ("understudy-data", "accelerate"): "of lerobot-train, into which the loader goes",
     ("understudy-tools", "backports"): "zstd before Python 3.14, brought by rosbags",

@@ -633,7 +633,7 @@ def _count_lanes(settings: Settings, source: Ints, index: Words) -> list[int]:
     part = part_of[source]
     first = np.cumsum(lanes[part_of]) - lanes[part_of]
     taken = np.unique(first[source] + index % frames[part] % lanes[part], return_index=True)[1]
-    return count_numbers(source[taken], len(settings.part_of))
+    return count_numbers(source[taken].tolist(), len(settings.part_of))
 
 
 def megabytes(count: int) -> str:
