@@ -38,8 +38,8 @@ test-tools: setup
 
 # The long forms, about an hour: copy their output into docs/reliability.md. The tests have short forms.
 soak: setup
-	$(PY) benchmarks/soak_loader.py --minutes 30 --kills 1000
-	$(PY) benchmarks/soak_trainer.py --kills 100
+	$(PY) lab/benchmarks/soak_loader.py --minutes 30 --kills 1000
+	$(PY) lab/benchmarks/soak_trainer.py --kills 100
 
 # Test other releases of Python, torch, PyAV, NumPy and LeRobot (10 GB, some twenty minutes); writes docs/compatibility.md.
 compat: setup

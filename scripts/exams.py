@@ -3,8 +3,8 @@
     python scripts/exams.py [NAME ...] [--pytest "ARGUMENTS"]
 
 Foreign files come from public snapshots, at the commits listed here, into .exams/ (ignored by git). Their code runs
-with your rights; it gets few environment variables, none of your keys, and .exams/ as its home. A shim in exams/, a
-pytest plugin, connects them to understudy; `exams/shared.py` has the rules for the tests that fail. Snapshots are
+with your rights; it gets few environment variables, none of your keys, and .exams/ as its home. A shim in lab/exams/, a
+pytest plugin, connects them to understudy; `lab/exams/shared.py` has the rules for the tests that fail. Snapshots are
 fetched from github.com, or read from git repositories in a folder: UNDERSTUDY_EXAM_SOURCES=DIR with DIR/OWNER+NAME.
 As many exams run at a time as there are cores. An exam whose packages are not installed is left out. A run of some
 exams by name leaves the page as it is.
@@ -42,9 +42,9 @@ class Exam:
     name: str
     about: str
     shim: str
-    """Module of exams/ that pytest loads as a plugin."""
+    """Module of lab/exams/ that pytest loads as a plugin."""
     files: tuple[str, ...]
-    """Test files: of the snapshot, or of exams/ where `repository` is empty or the file exists there."""
+    """Test files: of the snapshot, or of lab/exams/ where `repository` is empty or the file exists there."""
     repository: str = ""
     """OWNER/NAME."""
     commit: str = ""
@@ -62,7 +62,7 @@ EXAMS: tuple[Exam, ...] = (
         "lerobot-folders",
         "Every dataset that LeRobot's own tests write: each item, read by LeRobot and by understudy.",
         "lerobot_folders",
-        ("exams/lerobot_folders_test.py",),
+        ("lab/exams/lerobot_folders_test.py",),
         *LEROBOT,
     ),
     Exam(
@@ -198,7 +198,7 @@ EXAMS: tuple[Exam, ...] = (
         "outputs",
         "Doctors and readers of others on datasets that `record`, `edit` and `segment` write.",
         "outputs",
-        ("exams/doctors_test.py", "exams/readers_test.py"),
+        ("lab/exams/doctors_test.py", "lab/exams/readers_test.py"),
         packages=("lerobot-doctor", "lerobot", "lerobot-lancedb", "daft", "rerun-sdk"),
     ),
     Exam(
@@ -293,7 +293,7 @@ def run_exam(exam: Exam, arguments: list[str]) -> dict[str, Any]:
     ]
     command += [f"--rootdir={folder}", "-c", str(folder / "pytest.ini"), "--timeout=600", *arguments, *files]
     report(f"{exam.name}: pytest {' '.join(exam.files)}")
-    sources = [str(ROOT / "exams"), str(folder), *map(str, ROOT.glob("packages/*/src"))]
+    sources = [str(ROOT / "lab/exams"), str(folder), *map(str, ROOT.glob("packages/*/src"))]
     environment = {"PYTHONPATH": os.pathsep.join(sources), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     environment |= {"EXAM_FACTS": str(PLACE / f"{exam.name}.facts.json"), "MKL_NUM_THREADS": "1", "HOME": str(PLACE)}
     if "lerobot-lancedb" in exam.packages:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("packages", "benchmarks", "tests", "scripts", "examples", "exams", "recipes")
+FOLDERS = ("packages", "lab", "tests", "scripts", "examples", "recipes")
 FILE = re.compile(r"(?<![\w/.:*-])/?[\w./-]*\w\.py\b")
 ARGS = re.compile(r"^Args:\n((?: {4}.*\n|\n)*)", re.MULTILINE)
 NOT_OURS = {

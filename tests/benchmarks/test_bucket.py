@@ -1,4 +1,4 @@
-"""benchmarks/bucket_server.py: an S3 for readers, which counts bytes and requests."""
+"""lab/benchmarks/bucket_server.py: an S3 for readers, which counts bytes and requests."""
 
 from pathlib import Path
 

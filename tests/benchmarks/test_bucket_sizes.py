@@ -1,4 +1,4 @@
-"""benchmarks/bucket_sizes.py: readings from a bucket beside the disk, with bytes over bytes needed."""
+"""lab/benchmarks/bucket_sizes.py: readings from a bucket beside the disk, with bytes over bytes needed."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`benchmarks/decode_limit.py` and `loader_trial.py`: limits of the codec, and rounds of the loader."""
+"""`lab/benchmarks/decode_limit.py` and `loader_trial.py`: limits of the codec, and rounds of the loader."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""benchmarks/defaults.py: rows with the promised figures."""
+"""lab/benchmarks/defaults.py: rows with the promised figures."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`benchmarks/gpu_pi05.py` in its tiny size on a CPU: the same code as on a GPU, its results and its failures."""
+"""`lab/benchmarks/gpu_pi05.py` in its tiny size on a CPU: the same code as on a GPU, its results and its failures."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from understudy.policies.pi05.network import Pi0Network
 
 pytestmark = pytest.mark.long
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "lab/benchmarks"
 STEP = {"size": "tiny", "device": "cpu", "batch": 2, "precision": "bf16-split", "checkpoint": "full", "steps": 2}
 MISSING = "raise ModuleNotFoundError(f'no {__name__} on this image', name=__name__)"
 

@@ -1,4 +1,4 @@
-"""`benchmarks/gradient_norm.py` in a tiny size: the orders, their deviations and the picture."""
+"""`lab/benchmarks/gradient_norm.py` in a tiny size: the orders, their deviations and the picture."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""benchmarks/ingest.py: rows with the promised figures."""
+"""lab/benchmarks/ingest.py: rows with the promised figures."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`benchmarks/loader.py`: all figures are measured and reported."""
+"""`lab/benchmarks/loader.py`: all figures are measured and reported."""
 
 import importlib.util
 import json

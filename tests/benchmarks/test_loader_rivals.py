@@ -1,4 +1,4 @@
-"""benchmarks/loader_rivals.py: its figures by hand, and a row of ours alone with the promised keys."""
+"""lab/benchmarks/loader_rivals.py: its figures by hand, and a row of ours alone with the promised keys."""
 
 import json
 import signal

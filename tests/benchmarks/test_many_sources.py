@@ -1,4 +1,4 @@
-"""`benchmarks/many_sources.py` on few sources: first start, later start and resumption of real runs."""
+"""`lab/benchmarks/many_sources.py` on few sources: first start, later start and resumption of real runs."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 import many_sources
 import understudy as us
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks/many_sources.py"
+SCRIPT = Path(__file__).parents[2] / "lab/benchmarks/many_sources.py"
 
 
 @pytest.mark.parametrize("with_videos", [False, True], ids=["rows", "videos"])

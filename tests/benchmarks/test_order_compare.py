@@ -1,4 +1,4 @@
-"""`benchmarks/order_compare.py` compares all orders, and the table of docs/order.md has its figures of today."""
+"""`lab/benchmarks/order_compare.py` compares all orders, and the table of docs/order.md has its figures of today."""
 
 from pathlib import Path
 

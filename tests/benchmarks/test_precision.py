@@ -1,4 +1,4 @@
-"""`benchmarks/precision.py` in a tiny size: output, not figures."""
+"""`lab/benchmarks/precision.py` in a tiny size: output, not figures."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""benchmarks/rows.py: every row of a batch is the one that the order names, in files and in links to them."""
+"""lab/benchmarks/rows.py: every row of a batch is the one that the order names, in files and in links to them."""
 
 from pathlib import Path
 

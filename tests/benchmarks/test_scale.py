@@ -1,4 +1,4 @@
-"""benchmarks/scale.py: its dataset is read right, and its checks notice a wrong row or a sample that comes twice."""
+"""lab/benchmarks/scale.py reads its dataset right, and notices a wrong row or a sample that comes twice."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""`benchmarks/scale_out.py` on a small set."""
+"""`lab/benchmarks/scale_out.py` on a small set."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.long
-SCRIPT = Path(__file__).parents[2] / "benchmarks/scale_out.py"
+SCRIPT = Path(__file__).parents[2] / "lab/benchmarks/scale_out.py"
 
 
 def test_outputs_are_equal_and_kills_change_nothing() -> None:

@@ -1,11 +1,11 @@
-"""The short form of `benchmarks/soak_edit.py`: nothing or the whole output."""
+"""The short form of `lab/benchmarks/soak_edit.py`: nothing or the whole output."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks/soak_edit.py"
+SCRIPT = Path(__file__).parents[2] / "lab/benchmarks/soak_edit.py"
 
 
 def test_kill_leaves_nothing_or_the_whole_output() -> None:

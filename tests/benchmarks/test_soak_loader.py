@@ -16,7 +16,7 @@ from loader_trial import Setting
 from understudy_data.load.loader import Loader
 from understudy_data.testing.datasets import Spec, write_dataset
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "soak_loader.py"
+SCRIPT = Path(__file__).parents[2] / "lab/benchmarks" / "soak_loader.py"
 
 
 @pytest.fixture(scope="module")

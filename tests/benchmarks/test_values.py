@@ -1,4 +1,4 @@
-"""A short form of `benchmarks/values.py`: all ways are trained and played, and `plain` is its own control."""
+"""A short form of `lab/benchmarks/values.py`: all ways are trained and played, and `plain` is its own control."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks/values.py"
+SCRIPT = Path(__file__).parents[2] / "lab/benchmarks/values.py"
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ from understudy_kit.cli.help_texts import EXAMPLES
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "examples/README.md")
 FOUND = [page for pattern in ("docs", "recipes/*", "packages/*") for page in ROOT.glob(f"{pattern}/*.md")]
 PAGES = [*(ROOT / page for page in OUTSIDE), *sorted(FOUND)]
-FOLDERS = ("examples", "recipes", "scripts", "packages", "benchmarks")
+FOLDERS = ("examples", "recipes", "scripts", "packages", "lab")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
@@ -83,7 +83,7 @@ def test_remedies_of_guessed_commands_are_commands() -> None:
         "a flag --no-such-flag in prose",
         "`make no-such-target`",
         "`python scripts/no_such_script.py`",
-        "`python benchmarks/order_compare.py --no-such-flag`",
+        "`python lab/benchmarks/order_compare.py --no-such-flag`",
         "```sh\nunderstudy order audit RUN\n```",
         "```sh\nunderstudy train CONFIG.yaml \\\n  --batch-size 8 \\\n  --precision fp12\n```",
         "```sh\nunderstudy train CONFIG.yaml --data.frame-weights-in nowhere --steps 10\n```",

@@ -78,7 +78,7 @@ def of_code() -> set[str]:
         ]
         for file in files:
             found |= of_script(file)
-    for folder in ("tests", "benchmarks", *ROOT.glob("packages/*/tests"), *ROOT.glob("packages/*/src/*/testing")):
+    for folder in ("tests", "lab", *ROOT.glob("packages/*/tests"), *ROOT.glob("packages/*/src/*/testing")):
         for file in (ROOT / folder).rglob("*.py"):
             found |= set(re.findall(r"\bUNDERSTUDY_[A-Z0-9_]+", file.read_text()))
     return found - NO_VARIABLES - OF_SHELL - ACCELERATE.keys()  # whose names there begin with ACCELERATE_

@@ -65,7 +65,7 @@ LAUNCHERS = {"-m", "--", "srun", "exec", "time", "nohup", "env", "run", "do", "t
 PLACEHOLDER = re.compile(r"[A-Z][A-Z0-9_]*(\.\w+)?|.*[$…<{].*")
 OWN_CODE = re.compile(r"[\w/]+\.py:\w+")
 FLAG = re.compile(r"(?<![\w\-/.'])--(?=[a-z])[\w.-]*\w(?![-\w])")
-FOLDERS = ("scripts", "examples", "recipes", "benchmarks", "packages", "exams")
+FOLDERS = ("scripts", "examples", "recipes", "packages", "lab")
 PROSE = {"--name", "--setting", "--policy.hidden"}
 """Flags that stand for any, and of the policy that docs/policies.md writes."""
 

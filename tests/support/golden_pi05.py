@@ -13,7 +13,7 @@ Each of the folders `pi05` and `pi0` of `--out` then has
     reference.safetensors   loss per element, actions after ten Euler steps, features and embeddings of the prefix, and
                             the gradient of the mean loss for each parameter that the loss reaches
 
-`benchmarks/parity.py --golden FOLDER` compares a network with such a folder. LeRobot itself is not installed: its
+`lab/benchmarks/parity.py --golden FOLDER` compares a network with such a folder. LeRobot itself is not installed: its
 modelling files import a few names from the rest of its package, for which this script puts stubs into `sys.modules`.
 Without the two packages it exits with code 2 and one line that names the missing one.
 

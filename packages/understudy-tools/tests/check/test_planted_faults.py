@@ -1,4 +1,4 @@
-"""Each planted fault of benchmarks/planted_faults.py is named by rule and place, and sound datasets raise no alarm."""
+"""Each fault of lab/benchmarks/planted_faults.py is named by rule and place, and sound datasets raise no alarm."""
 
 import json
 from pathlib import Path

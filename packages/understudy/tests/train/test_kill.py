@@ -22,12 +22,12 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.testing.refusals import refused
 from understudy_kit.config.schema import dump_yaml
 
-SOAK = Path(__file__).parents[4] / "benchmarks" / "soak_trainer.py"
+SOAK = Path(__file__).parents[4] / "lab/benchmarks" / "soak_trainer.py"
 PI05 = ("--policy", "pi05", "--lora", 4, "--lora-base", "bfloat16")
 
 
 def soak(*options: object) -> tuple[int, dict[str, Any]]:
-    """benchmarks/soak_trainer.py in short: its exit code and its report."""
+    """lab/benchmarks/soak_trainer.py in short: its exit code and its report."""
     done = subprocess.run([sys.executable, SOAK, "--json", *map(str, options)], stdout=subprocess.PIPE, text=True)
     return done.returncode, json.loads(done.stdout.splitlines()[-1])
 

@@ -1,8 +1,8 @@
 """`understudy order explain`: the order of samples, how well it mixes, and its cost in CPU time and memory.
 
 It reads episode lengths and one video index per camera (for the distance of key frames), but no frame. Without datasets
-it uses a synthetic table of lengths like DROID's. `benchmarks/order_compare.py` audits orders of other loaders next to
-ours.
+it uses a synthetic table of lengths like DROID's. `lab/benchmarks/order_compare.py` audits orders of other loaders
+next to ours.
 """
 
 from collections.abc import Sequence

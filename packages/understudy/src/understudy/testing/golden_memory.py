@@ -11,8 +11,8 @@ Each of the folders `pi05_memory` and `pi0_memory` of `--out` then has
 
 No port of the package index has either part. The reference is
 `packages/understudy/src/understudy/testing/naive_pi05.py`: float64, loops over
-frames, patches and heads, no code of this package. `benchmarks/parity.py --golden FOLDER` compares the network with a
-folder.
+frames, patches and heads, no code of this package. `lab/benchmarks/parity.py --golden FOLDER` compares the network
+with a folder.
 
 Inputs are chosen so that mistakes show: every parameter is random, a layer without attention over time lies behind two
 with it, frames are missing at the start and in the middle, and delays are none, some and all but one of the actions.

@@ -10,7 +10,7 @@ victim dies in one of two ways:
 
 After every kill, each folder with a checkpoint's name must hold that step of the uninterrupted run, bit for bit. At
 the end, series, tensors and policy must equal those of the uninterrupted run, and every position must have gone into
-the weights once. `benchmarks/soak_trainer.py` does this a hundred times.
+the weights once. `lab/benchmarks/soak_trainer.py` does this a hundred times.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Kills of `understudy edit` with SIGKILL: each leaves either no output or the whole one.
 
-    python benchmarks/soak_edit.py --kills 100 --json
+    python lab/benchmarks/soak_edit.py --kills 100 --json
 
 One edit merges two small sets, cuts them off key frames and transcodes them. A run without a kill gives the reference.
 Every second kill comes at a random instant of its duration, every other one just before a random rename, replacement or

@@ -1,6 +1,6 @@
 """Our order and five others with about as many frames in flight: shuffle quality and cost.
 
-    python benchmarks/order_compare.py [PATH ...] [--frames-in-flight N] [--gop N] ...
+    python lab/benchmarks/order_compare.py [PATH ...] [--frames-in-flight N] [--gop N] ...
 
 Flags are those of `understudy order explain`, and `--num-workers`. Without datasets the
 lengths are synthetic, like DROID's. The positions to audit are bounded; `order_audit.py` documents the figures.

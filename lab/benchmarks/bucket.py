@@ -1,6 +1,6 @@
 """Reading from a bucket 30 ms away at 1 Gbit/s: bytes over bytes needed, and the rate over that of a local folder.
 
-    python benchmarks/bucket.py [--json] [--out FILE] [--quick] [--lance PYTHON] [--ranks 1 16] [--only NAME]
+    python lab/benchmarks/bucket.py [--json] [--out FILE] [--quick] [--lance PYTHON] [--ranks 1 16] [--only NAME]
 
 LeRobot v3.0 datasets of three cameras, from the recordings of `loader_sets.py`, are read from disk, from the bucket
 with an empty cache, and from it with a full cache, in turns. Each reading is one whole epoch: `Loader("s3://data/NAME",

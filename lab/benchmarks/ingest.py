@@ -1,6 +1,6 @@
 """Speed of `understudy import`, beside plain reading of the source and beside encoding alone.
 
-    python benchmarks/ingest.py --json
+    python lab/benchmarks/ingest.py --json
 
 Each row is one source: two cameras of smooth noise at 30 per second, and joints at 100 in bags, or actions in arrays.
 Bags are MCAP with JPEG, MCAP with raw images, and sqlite3 with JPEG. In each round, in this sequence:

@@ -1,7 +1,7 @@
 """Reading a bucket 30 ms away as it grows to 5 TB, beside the same files on disk.
 
-    python benchmarks/bucket_sizes.py --folder DIR                       0.27, 18.8 and 350 million frames
-    python benchmarks/bucket_sizes.py --folder DIR --millions 350 --only h264 --before CHECKOUT --out FILE
+    python lab/benchmarks/bucket_sizes.py --folder DIR                       0.27, 18.8 and 350 million frames
+    python lab/benchmarks/bucket_sizes.py --folder DIR --millions 350 --only h264 --before CHECKOUT --out FILE
 
 The layout is DROID's (`rows.py`), with 100 episodes in a video: 350 million frames are 1,306 data files and 39,180
 videos. Each is a name of one video file; data files beyond the 70th are names of the first 70. The server and its line
@@ -276,7 +276,7 @@ def main() -> None:
         return parts[options.part[0]](**json.loads(options.part[1]))
     out = Path(options.out) if options.out else None
     readings = json.loads(out.read_text()) if out and out.exists() else []
-    trees = {"now": str(Path(__file__).parents[1])} | ({"before": options.before} if options.before else {})
+    trees = {"now": str(Path(__file__).parents[2])} | ({"before": options.before} if options.before else {})
     recorded = Recording(options.folder, Path(options.real) if options.real else None)
     home = options.folder / f"home-{os.getpid()}"
     with ExitStack() as stack:

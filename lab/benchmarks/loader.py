@@ -1,6 +1,6 @@
 """Loader benchmark: samples per second beside the decode limits and LeRobot, memory, and the first batch.
 
-    python benchmarks/loader.py [--json] [--out FILE] [--only NAME] [--quick] [--lerobot PYTHON] [--cache DIR]
+    python lab/benchmarks/loader.py [--json] [--out FILE] [--only NAME] [--quick] [--lerobot PYTHON] [--cache DIR]
 
 The datasets are made once in the cache folder (about 2 GB; a few minutes), from the real recordings in
 UNDERSTUDY_TEST_DATA where that is set, otherwise from drawn images. In each round the three decode limits, our loader

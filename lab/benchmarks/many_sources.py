@@ -1,8 +1,8 @@
 """Start of a run over thousands of small sources, beside the start of the same run over three.
 
-    python benchmarks/many_sources.py                           1,000 and 3,000 sources, with rows alone and with videos
-    python benchmarks/many_sources.py --sources 3000 --kinds rows --json
-    python benchmarks/many_sources.py --before CHECKOUT         in turns with another checkout of the project
+    python lab/benchmarks/many_sources.py                       1,000 and 3,000 sources, with rows alone and with videos
+    python lab/benchmarks/many_sources.py --sources 3000 --kinds rows --json
+    python lab/benchmarks/many_sources.py --before CHECKOUT     in turns with another checkout of the project
 
 A source has three episodes of twelve frames, the last one of 13, so that it never equals another in length: a state and
 an action of seven numbers, distinct in every source, and with videos one camera of 64 pixels, a file of its own. Their
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--before", default="", help="another checkout, measured in turns")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="folder for the datasets")
     options = parser.parse_args()
-    trees = {"now": str(Path(__file__).parents[1])} | ({"before": options.before} if options.before else {})
+    trees = {"now": str(Path(__file__).parents[2])} | ({"before": options.before} if options.before else {})
     rows = []
     for kind in options.kinds:
         with tempfile.TemporaryDirectory(dir=options.folder) as made:

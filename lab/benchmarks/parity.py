@@ -1,6 +1,6 @@
 """Parity of the pi0.5 and pi0 network with golden files of another implementation.
 
-    python benchmarks/parity.py --golden tests/policies/pi05/golden/pi05 [--json] [--strict]
+    python lab/benchmarks/parity.py --golden tests/policies/pi05/golden/pi05 [--json] [--strict]
 
 FOLDER has `sizes.json`, `weights.safetensors` under released names, `inputs.safetensors` and `reference.safetensors`;
 `tests/support/golden_pi05.py` lists their content and makes such folders with LeRobot's port. Each figure is the

@@ -1,7 +1,7 @@
 """Gradient norm at fixed weights, by the order of the samples and the age of the network.
 
-    python benchmarks/gradient_norm.py [--json] [--out FILE] [--episodes 8000] [--batch-size 6144] [--seeds 0 1 2]
-    python benchmarks/gradient_norm.py --out FILE --draw docs/img/gradient-norm.png
+    python lab/benchmarks/gradient_norm.py [--json] [--out FILE] [--episodes 8000] [--batch-size 6144] [--seeds 0 1 2]
+    python lab/benchmarks/gradient_norm.py --out FILE --draw docs/img/gradient-norm.png
 
 Along a run the weights follow the order, and the norm follows the weights. Here one network is trained on clips, and
 all orders send it batches of the same size, from which it learns nothing.

@@ -1,10 +1,10 @@
 """Cost of a sample as the rows of a dataset grow to the size of DROID (18.8 million frames) and beyond.
 
-    python benchmarks/rows.py                                   0.27, 2.7 and 18.8 million frames
-    python benchmarks/rows.py --millions 0.27 200 --json
-    python benchmarks/rows.py --before CHECKOUT                 in turns with another checkout of the project
-    python benchmarks/rows.py --per-file 1 --linked 0           an episode per data file, as older datasets have it
-    python benchmarks/rows.py --copied --python lerobot=PATH    real files, beside LeRobot's dataset and Lance
+    python lab/benchmarks/rows.py                                   0.27, 2.7 and 18.8 million frames
+    python lab/benchmarks/rows.py --millions 0.27 200 --json
+    python lab/benchmarks/rows.py --before CHECKOUT                 in turns with another checkout of the project
+    python lab/benchmarks/rows.py --per-file 1 --linked 0           an episode per data file, as older datasets have it
+    python lab/benchmarks/rows.py --copied --python lerobot=PATH    real files, beside LeRobot's dataset and Lance
 
 The layout is DROID's: episodes of 268 frames, 1000 of them in a data file of two vectors of seven numbers, distinct in
 every file (from --linked million frames on, files are links to 70 distinct ones), three cameras of 224 pixels in H.264
@@ -277,7 +277,7 @@ def main() -> None:
         part = {"read": read, "decode_all": decode_all}[options.part[0]]
         print(json.dumps(part(**json.loads(options.part[1]))))
         return
-    trees = {"now": str(Path(__file__).parents[1])} | ({"before": options.before} if options.before else {})
+    trees = {"now": str(Path(__file__).parents[2])} | ({"before": options.before} if options.before else {})
     rows: list[dict[str, Any]] = []
     for millions in options.millions:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:

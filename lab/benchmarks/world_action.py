@@ -1,7 +1,7 @@
 """World-action models on the simulated table: the cost of a future to the policy, and the gradients of each loss.
 
-    python benchmarks/world_action.py [--json] [--out runs/world-action] [--arms policy joint ...]
-    python benchmarks/world_action.py --gradients RUN
+    python lab/benchmarks/world_action.py [--json] [--out runs/world-action] [--arms policy joint ...]
+    python lab/benchmarks/world_action.py --gradients RUN
 
 All arms have the same recordings of one task, seeds, steps and batches, and start from the same weights: those of
 `--first-steps` steps in mode `policy`, in the place of released ones. With 0 they are fresh.

@@ -1,6 +1,6 @@
 """The trainer under SIGKILL: a hundred kills at random instants, also inside saves, also of one rank of two.
 
-    python benchmarks/soak_trainer.py [--kills 100] [--per-run 4] [--kinds 1 2 3 4 5] [--policy flow] [--lora 0]
+    python lab/benchmarks/soak_trainer.py [--kills 100] [--per-run 4] [--kinds 1 2 3 4 5] [--policy flow] [--lora 0]
         [--lora-base stored] [--seed 0] [--json] [--torn]
 
 Runs of five kinds (one process and two, sharded or not, saves in the training or beside it, 2 -> 1 -> 2 processes) are

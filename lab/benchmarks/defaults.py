@@ -1,6 +1,6 @@
 """Figures of `us.Loader` without settings: the order that it chooses, its cost, its first seconds and its mixing.
 
-    python benchmarks/defaults.py [--json] [--quick] [--real DIR] [--cache DIR] [--out FILE]
+    python lab/benchmarks/defaults.py [--json] [--quick] [--real DIR] [--cache DIR] [--out FILE]
                                   [--parts measured,verified,waiting] [--only NAME]
 
 `measured`: re-encodings of eight episodes, real (`--real`, or UNDERSTUDY_TEST_DATA) or drawn, joined 1, 4, 8 and 20

@@ -1,6 +1,6 @@
 """Order benchmark: cost per index, time and memory to construct and seek.
 
-    python benchmarks/order.py [--json]
+    python lab/benchmarks/order.py [--json]
 
 Times are CPU times (wall times on a quiet machine), medians of several runs.
 """

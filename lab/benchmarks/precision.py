@@ -1,6 +1,6 @@
 """Six ways to store a model's weights and moments: bytes, time and loss.
 
-    python benchmarks/precision.py [--json] [--device cpu|cuda] [--seeds 3] [--steps 600] [--no-compile]
+    python lab/benchmarks/precision.py [--json] [--device cpu|cuda] [--seeds 3] [--steps 600] [--no-compile]
 
 Loss: a small flow-matching network is trained in float32, then fine-tuned on a shifted task at the rate of a large
 policy, once per variant with the same data and noise, computing in bfloat16 always; `weights_moved` is the share of

@@ -1,6 +1,6 @@
 """Tools divided among processes: CPU time beside one process, equality after kills, and a simulation of large clusters.
 
-    python benchmarks/scale_out.py --json
+    python lab/benchmarks/scale_out.py --json
 
 A recorded set of two cameras is checked (all images) and transcoded by 1, 2 and 5 processes. CPU seconds are those of
 the command and all its processes; the ratio to one process is the median over rounds, in which the three follow each
@@ -10,7 +10,7 @@ killed at random until the kills are reached.
 The simulation gives parts in order to workers, each part with the CPU time of its rows or images. The driver starts,
 stores and merges one part at a time, with the seconds per part that were measured here.
 
-    python benchmarks/scale_out.py --loaders 256 --batch 8192 --millions 18.8
+    python lab/benchmarks/scale_out.py --loaders 256 --batch 8192 --millions 18.8
 
 makes the loaders of so many ranks in turn, each in a process of its own with all defaults, and takes the first batch of
 each. The dataset is that of `rows.py`, whose columns are decoded by the first rank that reads a file.

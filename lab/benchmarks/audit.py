@@ -1,6 +1,6 @@
 """Accounts of runs against a record of the batches that their steps consumed, and the rates of export, play and audit.
 
-    python benchmarks/audit.py [--json] [--scale 25] [--samples 20000000]
+    python lab/benchmarks/audit.py [--json] [--scale 25] [--samples 20000000]
 
 `run`: a mixture is trained by 1, 2, 1 and 2 processes in turn, between kills and a signal, with other weights and a
 larger batch from the first resume on, bad frames that are substituted and a step that changes no weight. Each step

@@ -1,6 +1,6 @@
 """Cloning of mixed demonstrations: all of them, successes alone, frames weighted by advantage, and conditioned on it.
 
-    python benchmarks/values.py [--json] [--out FILE] [--episodes 96] [--steps 400] [--seeds 3] [--scenes 90]
+    python lab/benchmarks/values.py [--json] [--out FILE] [--episodes 96] [--steps 400] [--seeds 3] [--scenes 90]
 
 The task is the simulated table without images: the state has the way from the hand to each block, the named one
 first. So a policy is trained in a minute of a CPU. The demonstrations are four kinds in equal parts: `good` ones of

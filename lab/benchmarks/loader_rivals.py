@@ -1,6 +1,6 @@
 """Our loader beside those of other libraries in one run, each with its own defaults.
 
-    python benchmarks/loader_rivals.py [--json] [--out FILE] [--quick] [--python NAME=PATH ...] [--cache DIR]
+    python lab/benchmarks/loader_rivals.py [--json] [--out FILE] [--quick] [--python NAME=PATH ...] [--cache DIR]
                                        [--only NAME] [--seconds S] [--rounds N]
 
 Each loader is a process of its own (`rival_loaders.py`) with its own interpreter: `--python lerobot=PATH`, and so on

@@ -1,6 +1,7 @@
 """pi0.5 on one GPU in ten minutes: speed, memory, attention and latency, on dummy data with fresh weights.
 
-    python benchmarks/gpu_pi05.py [--minutes 9] [--out gpu-pi05] [--only KIND ...] [--size base|tiny] [--device cuda]
+    python lab/benchmarks/gpu_pi05.py [--minutes 9] [--out gpu-pi05] [--only KIND ...]
+        [--size base|tiny] [--device cuda]
 
 Three cameras of 224x224, 200 tokens of text, 50 actions. The most important rows come first; each is measured in a
 process of its own and written at once, to `gpu-pi05.json` and `gpu-pi05.md` in the folder `--out`. Rows for which the
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-SOURCES = sorted(map(str, HERE.parent.glob("packages/*/src")))
+SOURCES = sorted(map(str, HERE.parents[1].glob("packages/*/src")))
 LEAST = 20.0
 """Seconds below which no row is started."""
 MOST = 200.0

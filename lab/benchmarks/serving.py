@@ -1,6 +1,6 @@
 """The policy server under load, faults and restarts.
 
-    python benchmarks/serving.py [--json] [--requests 10000] [--robots 8]
+    python lab/benchmarks/serving.py [--json] [--requests 10000] [--robots 8]
 
 A tiny policy of seven joints and two cameras of 96 x 128 pixels is served by `understudy serve` in a process of its
 own. Robots in threads of this process send observations and compare each chunk with the local policy's. One request

@@ -1,6 +1,6 @@
 """Planted wiring faults: does `understudy contract` name each before the first action, and none in right pairings?
 
-    python benchmarks/wiring.py [--json]
+    python lab/benchmarks/wiring.py [--json]
 
 Each fault is a small folder as its tool writes it (LeRobot 0.6, openpi, GR00T N1.5, ours) with one change, most of
 them from public threads. It meets the dataset, robot, environment or policy that it is used with. A fault is named

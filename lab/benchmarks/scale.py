@@ -1,8 +1,8 @@
 """Start of a run on synthetic metadata of up to ten million episodes, and the slices of up to 800 simulated ranks.
 
-    python benchmarks/scale.py                                    100,000, 1,000,000 and 10,000,000 episodes
-    python benchmarks/scale.py --episodes 1000000 --ranks 1 800
-    python benchmarks/scale.py --json
+    python lab/benchmarks/scale.py                                    100,000, 1,000,000 and 10,000,000 episodes
+    python lab/benchmarks/scale.py --episodes 1000000 --ranks 1 800
+    python lab/benchmarks/scale.py --json
 
 The dataset has the metadata of three cameras, and data files without images: each file is a link to the same rows, 7
 actions a frame. Two processes of one host start the same run, one after the other: the first one makes the tables that

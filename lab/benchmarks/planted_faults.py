@@ -1,6 +1,6 @@
 """Planted faults: how many does `understudy check` name, and does it report sound datasets?
 
-    python benchmarks/planted_faults.py [--json] [--only NAME ...]
+    python lab/benchmarks/planted_faults.py [--json] [--only NAME ...]
 
 The faults of the split "known" were there while the rules were written. Those of "held" have other episodes,
 magnitudes and kinds, fixed apart from the rules, and no rule was changed for them. Both scores are printed.

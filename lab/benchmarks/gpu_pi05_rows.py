@@ -1,4 +1,4 @@
-"""The measurements of `gpu_pi05.py`, each in a process of its own: `python benchmarks/gpu_pi05_rows.py JSON`.
+"""The measurements of `gpu_pi05.py`, each in a process of its own: `python lab/benchmarks/gpu_pi05_rows.py JSON`.
 
 The argument is the row: its `kind`, the `size` of the network, the `device` and settings. The last printed line is the
 result as JSON; `{"error": ...}` where the row failed, "OOM" where the memory of the device did not suffice.

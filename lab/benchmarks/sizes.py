@@ -1,7 +1,7 @@
 """Time and memory of the commands as a dataset grows, with the exponent of growth.
 
-    python benchmarks/sizes.py                               0.27, 2.7 and 18.8 million frames
-    python benchmarks/sizes.py --millions 0.27 2.7 --only check
+    python lab/benchmarks/sizes.py                               0.27, 2.7 and 18.8 million frames
+    python lab/benchmarks/sizes.py --millions 0.27 2.7 --only check
 
 The datasets are those of `rows.py`. Each command runs in a process of its own with all settings at their defaults.
 
