@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader
 
 import understudy as us
 
-WORKERS, BATCH = 2, 8
+WORKERS = 2
+BATCH = 8
 
 if __name__ == "__main__":  # workers that are spawned import this file
     data = us.EpisodeDataset(dataset())

@@ -23,7 +23,9 @@ from torch.utils.data import DataLoader
 
 import understudy as us
 
-BATCH, TOP, WRIST = 6, "observation.images.top", "observation.images.wrist"
+BATCH = 6
+TOP = "observation.images.top"
+WRIST = "observation.images.wrist"
 PACKAGES = ("torch", "numpy", "av", "pyarrow", "fsspec", "safetensors", "pillow", "understudy", "lerobot")
 
 
@@ -66,7 +68,8 @@ def of_one(root: Path, fps: float, cameras: list[str]) -> Iterator[tuple[str, It
     """(setting, digests of its batches) of one dataset."""
     frame = 1 / fps
     windows = {"action": [i * frame for i in range(5)], **{camera: [-frame, 0] for camera in cameras[:1]}}
-    data, plain = us.EpisodeDataset(root, delta_timestamps=windows), us.EpisodeDataset(root)
+    data = us.EpisodeDataset(root, delta_timestamps=windows)
+    plain = us.EpisodeDataset(root)
     yield "samples", (digests(data[i]) for i in np.linspace(0, len(data) - 1, 7).astype(int).tolist())
     order = us.Order.from_datasets([data], batch_size=BATCH, seed=3)
     for setting, options in {

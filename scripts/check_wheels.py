@@ -24,7 +24,8 @@ OTHERS = (
 
 def problems(dist: Path) -> list[str]:
     """Return one line per fault of the files in a folder; none if they can be uploaded."""
-    found, wheels = [], {}
+    found = []
+    wheels = {}
     for path in sorted(dist.glob("understudy_data-*.whl")):
         name, version, tag = path.stem.split("-", 2)
         wheels[tag] = path

@@ -33,7 +33,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / ".compat"
 PAGE = ROOT / "docs" / "compatibility.md"
-BEGIN, END = "<!-- begin of the text by `make compat` -->", "<!-- end of the text by `make compat` -->"
+BEGIN = "<!-- begin of the text by `make compat` -->"
+END = "<!-- end of the text by `make compat` -->"
 EXTRAS = {
     "understudy": "pi05,tensorboard,wandb",
     "understudy-data": "torch,s3,hub",
@@ -95,7 +96,8 @@ def main() -> int:
     parser.add_argument("--pytest", default="-n 2", help='arguments for pytest (default "-n 2")')
     args = parser.parse_args()
     PLACE.mkdir(exist_ok=True)
-    reference, failures = digest("default", Path(sys.executable)), 0
+    reference = digest("default", Path(sys.executable))
+    failures = 0
     build()
     commit = run(["git", "describe", "--always", "--dirty"]).strip()
     for each in [each for each in ENVIRONMENTS if not args.names or each.name in args.names]:
@@ -198,7 +200,8 @@ def requirements() -> list[str]:
     """Requirements of all distributions and of their extras."""
     asked = set[str]()
     for name in names():
-        project, extras = papers(name), EXTRAS.get(name, "")
+        project = papers(name)
+        extras = EXTRAS.get(name, "")
         lines = [*project["dependencies"]]
         todo = extras.split(",") if extras else []
         while todo:
@@ -242,7 +245,8 @@ def interpreter(version: str) -> str:
 
 def digest(name: str, python: Path) -> dict[str, Any]:
     """Versions and digests of the batches in an environment. The first one records the datasets."""
-    data, out = PLACE / "data", PLACE / f"{name}.digests.json"
+    data = PLACE / "data"
+    out = PLACE / f"{name}.digests.json"
     script = str(ROOT / "scripts" / "batch_digests.py")
     report(f"{name}: batches")
     if name == "default":

@@ -34,7 +34,8 @@ PLACE = ROOT / ".exams"
 PAGE = ROOT / "docs" / "exams.md"
 SNAPSHOTS = Lock()
 """Several exams have the same repository."""
-BEGIN, END = "<!-- begin of the text by `nox -s exams` -->", "<!-- end of the text by `nox -s exams` -->"
+BEGIN = "<!-- begin of the text by `nox -s exams` -->"
+END = "<!-- end of the text by `nox -s exams` -->"
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,11 @@ def _parameters(function: ast.AST) -> dict[str, list[ast.AST]]:
     found: dict[str, list[ast.AST]] = {}
     for part in ast.walk(function):
         if isinstance(part, ast.For):
-            names, cases = ast.unparse(part.target).strip("()"), part.iter
+            names = ast.unparse(part.target).strip("()")
+            cases = part.iter
         elif isinstance(part, ast.Call) and ast.unparse(part.func).endswith("parametrize") and len(part.args) > 1:
-            names, cases = ",".join(text for _, text in _strings(part.args[0])), part.args[1]
+            names = ",".join(text for _, text in _strings(part.args[0]))
+            cases = part.args[1]
         else:
             continue
         several = [name.strip() for name in names.split(",") if name.strip()]

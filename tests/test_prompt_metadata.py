@@ -31,7 +31,8 @@ from understudy_data.testing.outcomes import write_outcomes
 from understudy_kit.config.dataset import SourceConfig
 from understudy_robot.rollout.adapter import make_adapter
 
-QUALITY, LENGTHS = [4, 5, None, 3, 1, 2], (5, 6, 4, 5, 6, 5)
+QUALITY = [4, 5, None, 3, 1, 2]
+LENGTHS = (5, 6, 4, 5, 6, 5)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +124,8 @@ def test_dropout_depends_on_seed_and_position_alone(rated: Path) -> None:
 
 
 def test_policy_sees_the_metadata() -> None:
-    policy, batch = flow_policy(text_bytes=64), flow_batch(3)
+    policy = flow_policy(text_bytes=64)
+    batch = flow_batch(3)
     plain = policy.preprocess(batch)
     rated = policy.preprocess({**batch, "prompt_metadata": ["quality: 1", "", "quality: 1"]})
     draws = {name: torch.zeros(3, *spec.shape) for name, spec in policy.random_spec("act").items()}
@@ -165,7 +167,8 @@ def test_run_trains_validates_and_exports_with_metadata(rated: Path, tmp_path: P
     def act(**metadata: Any) -> np.ndarray:
         return policy.act(observation | metadata, generator=torch.Generator().manual_seed(0))
 
-    good, bad = act(prompt_metadata={"success": True, "quality": 5}), act(prompt_metadata={"quality": 1})
+    good = act(prompt_metadata={"success": True, "quality": 5})
+    bad = act(prompt_metadata={"quality": 1})
     assert not np.array_equal(good, bad)
     assert np.array_equal(act(), act(prompt_metadata={"quality": None}))
     direct = {**observation, "task": f"{observation['task']}, quality: 5, success: true"}

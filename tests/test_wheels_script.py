@@ -11,7 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = runpy.run_path(str(ROOT / "scripts/check_wheels.py"))
-LOOPS, MACHINES, PURE = SCRIPT["LOOPS"], SCRIPT["MACHINES"], SCRIPT["PURE"]
+LOOPS = SCRIPT["LOOPS"]
+MACHINES = SCRIPT["MACHINES"]
+PURE = SCRIPT["PURE"]
 TAGS = {machine: tag for tag, machine in SCRIPT["TAGS"].items()}
 FILES = ("understudy_data/__init__.py", "understudy_data/video/native/loops.c")
 

@@ -37,7 +37,8 @@ from understudy_data.order_file import write_order_file
 from understudy_data.testing.peak_memory import peak_bytes, start_peak
 from understudy_tools.cli.order import Table, droid_like
 
-ROUNDS, BATCH = 3, 256
+ROUNDS = 3
+BATCH = 256
 
 
 def run(scale: int) -> dict[str, Any]:
@@ -49,7 +50,8 @@ def run(scale: int) -> dict[str, Any]:
         changes: dict[str, Any] = {"steps": 16 * scale, "batch_size": 6, "data": {"on_bad_frame": "substitute"}}
         changes |= {"checkpoint": {"every": 4 * scale, "keep_last": 99}, "val": {"every": 0}, "device": "cpu"}
         out = eventful_run(mixed(sources, root / "run", **changes), [1.0, 4.0, 2.0], scale)
-        compared, result = [], dict[str, Any]()
+        compared = []
+        result = dict[str, Any]()
         for step in checkpoint.list_steps(out / "checkpoints"):
             result, counts = audit_run(out, step, ())
             names = ("source", "episode", "frame", "samples")
@@ -70,7 +72,8 @@ def run(scale: int) -> dict[str, Any]:
 
 def measured(work: Callable[[], Any], samples: int) -> dict[str, float]:
     """Samples per CPU second of `work`, and the growth of resident memory in MB."""
-    before, begin = start_peak(), time.process_time()
+    before = start_peak()
+    begin = time.process_time()
     work()
     return {"samples_per_cpu_s": samples / (time.process_time() - begin), "peak_mb": (peak_bytes() - before) / 1e6}
 

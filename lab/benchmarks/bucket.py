@@ -36,7 +36,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from common import OtherLoader, Results, add_dataset_arguments, child, make_parser, say
 from loader_sets import Encoding, Recording, joined
 
-LATENCY, RATE = 0.03, 125e6  # seconds, bytes per second
+# seconds, bytes per second
+LATENCY = 0.03
+RATE = 125e6
 BATCH = 32
 MEMORY = {1: "4GB", 16: "250MB"}  # 4GB is the default; 16 times that is more than the host has
 KINDS = {
@@ -58,7 +60,11 @@ def rank(root: str, memory: str, batch: int) -> None:
     keep_freed_memory()
     print(json.dumps({"version": ""}), flush=True)
     for _ in sys.stdin:
-        wall, cpu, marks, checksum, samples = time.perf_counter(), time.process_time(), [], 0, 0
+        wall = time.perf_counter()
+        cpu = time.process_time()
+        marks = []
+        checksum = 0
+        samples = 0
         with Loader(root, batch_size=batch, memory=memory) as loader:
             count = -(-loader.order.spec.sources[0].frames // batch)
             cameras = loader._request.datasets[0].video_keys
@@ -91,7 +97,11 @@ def lance(root: str) -> None:
 
     print(json.dumps({"version": lance.__version__}), flush=True)
     for _ in sys.stdin:
-        wall, cpu, marks, samples, count = time.perf_counter(), time.process_time(), [], 0, 0
+        wall = time.perf_counter()
+        cpu = time.process_time()
+        marks = []
+        samples = 0
+        count = 0
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         data = SafeLanceDataset(root)
         options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "num_workers": 2, "prefetch_factor": 4}
@@ -202,7 +212,8 @@ class Bucket:
 @contextmanager
 def processes(commands: Sequence[list[str]], environment: dict[str, str]) -> Iterator[list[OtherLoader]]:
     """Start processes, each with its rank in its environment."""
-    world, before = len(commands), dict(os.environ)
+    world = len(commands)
+    before = dict(os.environ)
     with ExitStack() as stack:
         try:
             os.environ.update(environment)
@@ -231,7 +242,8 @@ def reading(commands: Sequence[list[str]], bucket: Bucket, cache: Path) -> dict[
             raise SystemExit(f"a measuring process failed: {failed}")
         version = started[0].version
     first, half, _, whole = zip(*(answer["marks"] for answer in answers))
-    samples, wall = sum(mark[2] for mark in whole), max(mark[0] for mark in whole)
+    samples = sum(mark[2] for mark in whole)
+    wall = max(mark[0] for mark in whole)
     cpu = sum(mark[1] for mark in whole)
     steady = samples - sum(mark[2] for mark in half)
     return {
@@ -291,8 +303,10 @@ def measure_set(
 
 def measure(arguments: argparse.Namespace) -> Results:
     """Measure the rows that `--out` lacks."""
-    real, quick = Path(arguments.real) if arguments.real else None, arguments.quick
-    rounds, world = 1 if quick else arguments.rounds, arguments.ranks
+    real = Path(arguments.real) if arguments.real else None
+    quick = arguments.quick
+    rounds = 1 if quick else arguments.rounds
+    world = arguments.ranks
     settings = {"recordings": "real" if real else "drawn", "quick": quick, "rounds": rounds, "batch": BATCH}
     results = Results(["rows"], arguments.out, latency_ms=LATENCY * 1e3, megabytes_per_s=RATE / 1e6, **settings)
     recorded = Recording(arguments.cache, real, quick)
@@ -304,7 +318,8 @@ def measure(arguments: argparse.Namespace) -> Results:
         stack.callback(bucket.close)
         for name, (encoding, tiles) in KINDS.items():
             if quick:
-                encoding, tiles = Encoding(encoding.codec, encoding.gop, 64, encoding.crf), 2
+                encoding = Encoding(encoding.codec, encoding.gop, 64, encoding.crf)
+                tiles = 2
             folder.mkdir(parents=True, exist_ok=True)
             root = joined(folder / f"{name}-{tiles}", recorded.encoded(encoding), tiles, cameras=3)
             for count in world:
@@ -321,7 +336,8 @@ def measure(arguments: argparse.Namespace) -> Results:
                     }
                     row = measure_set(row_name, "understudy", commands, needed(root), bucket, home, rounds)
                     results.add("rows", row or {}, json.dumps(row))
-            row_name, blobs = f"{name}-lance", folder / f"{name}.lance"
+            row_name = f"{name}-lance"
+            blobs = folder / f"{name}.lance"
             if arguments.only in row_name and not results.has("rows", row_name) and arguments.lance:
                 if not blobs.exists():
                     fewer = min(tiles, LANCE_TILES)

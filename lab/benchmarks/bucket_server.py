@@ -22,7 +22,9 @@ class Server:
     """Files of a folder, one line and its counters."""
 
     def __init__(self, folder: str, delay: float, rate: float) -> None:
-        self.folder, self.delay, self.rate = folder, delay, rate
+        self.folder = folder
+        self.delay = delay
+        self.rate = rate
         self.free_at = 0.0  # when the line has sent everything so far
         self.reset()
 
@@ -82,7 +84,8 @@ class Server:
     def answer(self, target: str, headers: dict[str, str]) -> tuple[str, list[str], bytes | int, int, int]:
         """Status, headers, content or its file, first byte, number of bytes."""
         split = urlsplit(target)
-        query, key = parse_qs(split.query), unquote(split.path).removeprefix("/data").lstrip("/")
+        query = parse_qs(split.query)
+        key = unquote(split.path).removeprefix("/data").lstrip("/")
         if "list-type" in query:
             self.counts["lists"] += 1
             text = self.listing(query.get("prefix", [""])[0], "delimiter" in query)
@@ -99,18 +102,22 @@ class Server:
         if headers.get("if-none-match") == tag:
             self.counts["unchanged"] += 1
             return "304 Not Modified", extra, b"", 0, 0
-        first, end, status = 0, stat.st_size, "200 OK"
+        first = 0
+        end = stat.st_size
+        status = "200 OK"
         if (span := headers.get("range", "")).startswith("bytes="):
             low, _, high = span.removeprefix("bytes=").partition("-")
             first = int(low) if low else max(0, end - int(high))
             end = min(end, int(high) + 1) if low and high else end
-            status, extra = "206 Partial Content", [*extra, f"Content-Range: bytes {first}-{end - 1}/{stat.st_size}"]
+            status = "206 Partial Content"
+            extra = [*extra, f"Content-Range: bytes {first}-{end - 1}/{stat.st_size}"]
         self.paths[key] = self.paths.get(key, 0) + end - first
         return status, [*extra, "Accept-Ranges: bytes"], os.open(path, os.O_RDONLY), first, end - first
 
     def listing(self, prefix: str, shallow: bool) -> bytes:
         """ListBucketResult of all keys with a prefix."""
-        keys, folders = [], set()
+        keys = []
+        folders = set()
         for folder, _, names in os.walk(os.path.join(self.folder, os.path.dirname(prefix))):
             for name in names:
                 key = os.path.relpath(os.path.join(folder, name), self.folder)

@@ -106,7 +106,9 @@ def read(root: str, seconds: float, warm: float, middle: bool) -> None:
             loader.position = loader.order.spec.sources[0].frames // 2 // BATCH * BATCH
         start = loader.position
         checks = []
-        first_s, largest, taken = 0.0, 0, 0
+        first_s = 0.0
+        largest = 0
+        taken = 0
 
         def take() -> None:
             nonlocal taken
@@ -122,11 +124,13 @@ def read(root: str, seconds: float, warm: float, middle: bool) -> None:
             take()
             largest = max(largest, common.anonymous_bytes() - before)
         early = taken
-        cpu, started = common.cpu_seconds(), time.perf_counter()
+        cpu = common.cpu_seconds()
+        started = time.perf_counter()
         while time.perf_counter() - started < seconds:
             take()
             largest = max(largest, common.anonymous_bytes() - before)
-        wall, used = time.perf_counter() - started, common.cpu_seconds() - cpu
+        wall = time.perf_counter() - started
+        used = common.cpu_seconds() - cpu
         samples = (taken - early) * BATCH
         figures = {
             "first_s": first_s,

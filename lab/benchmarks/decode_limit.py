@@ -72,7 +72,8 @@ class Limit:
 
     def _run(self, way: Way, seconds: float) -> Round:
         counts = [0] * len(self.stretches)
-        gate, errors = threading.Barrier(len(counts) + 1), []
+        gate = threading.Barrier(len(counts) + 1)
+        errors = []
 
         def work(number: int) -> None:
             frames = way(self.stretches[number])
@@ -92,7 +93,8 @@ class Limit:
             thread.start()
         try:
             gate.wait()
-            start, cpu = time.perf_counter(), time.process_time()
+            start = time.perf_counter()
+            cpu = time.process_time()
             time.sleep(seconds)
         except threading.BrokenBarrierError:
             pass
@@ -135,7 +137,8 @@ def limits(data: EpisodeDataset) -> tuple[Limit, Limit]:
 
 def stretches(data: EpisodeDataset, count: int) -> list[Stretch]:
     """Choose a stretch per decoder, of different cameras and files, or of different positions if those are too few."""
-    catalog, rows = data.catalog, data.catalog.episodes.rows_of(np.unique(data.segments[:, 0]))
+    catalog = data.catalog
+    rows = data.catalog.episodes.rows_of(np.unique(data.segments[:, 0]))
     files: list[tuple[str, int]] = []
     for camera in videos(data):
         _, first = np.unique(catalog.videos(camera).file[rows], return_index=True)
@@ -153,7 +156,8 @@ def stretches(data: EpisodeDataset, count: int) -> list[Stretch]:
         end = min(len(index.display), begin + _FRAMES)
         coded = [bytes(packets.packet(i, end - 1)) for i in range(begin, end)]
         packets.close()
-        where, local = catalog.files.where(path), catalog.files.is_local
+        where = catalog.files.where(path)
+        local = catalog.files.is_local
         stream = _stream(where, expected) if local else 0
         out.append(Stretch(where, local, index.codec, index.extradata, index.height, index.width, coded, stream))
     return out
@@ -167,7 +171,8 @@ def _stream(path: str, frames: int) -> int:
 
 def bare(stretch: Stretch) -> Iterator[int]:
     """Decode packets in memory with a codec context; RGB in planes, which is cheaper than packed."""
-    context, converter = create_context(stretch), VideoReformatter()
+    context = create_context(stretch)
+    converter = VideoReformatter()
     while True:
         for data in itertools.chain(stretch.packets, [None]):
             for frame in context.decode(data if data is None else make_packet(data)):

@@ -41,9 +41,17 @@ from common import OtherLoader, Results, add_dataset_arguments, child, make_pars
 from loader_sets import Encoding, Recording, encodings, joined
 from order_audit import as_read, deff_of
 
-BATCH, CHUNK = 32, 16
-STEP_S, START_S, START_BATCHES, LEAST = 0.05, 5.0, 100, 16  # LEAST: batches of a round
-TILES, MEMORIES, AT_ONCE, IN_A_ROW = (1, 4, 8, 20), (1, 4), 8, 256
+BATCH = 32
+CHUNK = 16
+# LEAST: batches of a round
+STEP_S = 0.05
+START_S = 5.0
+START_BATCHES = 100
+LEAST = 16
+TILES = (1, 4, 8, 20)
+MEMORIES = (1, 4)
+AT_ONCE = 8
+IN_A_ROW = 256
 PARTS = ("measured", "verified", "waiting")
 WAITING = ((2, 1, 10), (2, 1, 50), (2, 3, 50), (30, 1, 10), (30, 3, 10), (30, 3, 50))
 """GOP, cameras, milliseconds of a step."""
@@ -69,7 +77,8 @@ def rows(cache: Path, real: Path | None, quick: bool) -> Iterator[Row]:
     recorded = Recording(cache, real, quick)
     cache = recorded.cache
     for encoding in encodings(quick):
-        whole, short = encoding.height == 0, encoding.gop == 2
+        whole = encoding.height == 0
+        short = encoding.gop == 2
         if not quick and (encoding.codec == "libsvtav1") != (whole and short):
             continue  # AV1 for 480 lines with GOP 2, as LeRobot records; H.264 for all others
         height = encoding.height or recorded.height
@@ -114,7 +123,8 @@ def serve_loader(root: str, memory: float, uniform: bool) -> None:
             answer(**about, **plan_figures(loader, before))
             spent = cpu_seconds()
         else:
-            begin, batches = time.perf_counter(), 0
+            begin = time.perf_counter()
+            batches = 0
             while batches < request["batches"] or time.perf_counter() - begin < request["seconds"]:
                 next(loader)
                 batches += 1
@@ -124,7 +134,11 @@ def serve_loader(root: str, memory: float, uniform: bool) -> None:
 
 def start_figures(loader: Any, seconds: float, batches: int) -> dict[str, float]:
     """Waiting of a consumer that takes 50 ms a step, after the first batch, and CPU time of batches 4 and later."""
-    begin, waited, share, steps, spent = time.perf_counter(), 0.0, -1.0, 1, cpu_seconds()
+    begin = time.perf_counter()
+    waited = 0.0
+    share = -1.0
+    steps = 1
+    spent = cpu_seconds()
     while share < 0 or steps < batches + 3:
         if steps == 3:
             spent = cpu_seconds()
@@ -147,7 +161,8 @@ def plan_figures(loader: Any, before: int) -> dict[str, Any]:
     from understudy_data.testing.peak_memory import peak_bytes
 
     peak = (peak_bytes() - before) / 1e6
-    spec, plan = loader.order.spec.sources[0], loader.plan
+    spec = loader.order.spec.sources[0]
+    plan = loader.plan
     read, lengths = as_read(loader.order)
     uniform = [expected_uniform(lengths, min(count * BATCH, spec.frames)) for count in (1, 8, 64)]
     return {
@@ -201,7 +216,8 @@ def in_a_row(reader: Any) -> Callable[[], float]:
         size = min(IN_A_ROW, reader.count)
         if place + size > reader.count:
             place = 0
-        begin, stop = time.thread_time(), place + size
+        begin = time.thread_time()
+        stop = place + size
         for first in range(place, stop, AT_ONCE):
             reader.read(np.arange(first, min(first + AT_ONCE, stop)))
         place = stop
@@ -216,7 +232,8 @@ def measure_row(row: Row, rows_process: Any, start: dict[str, float], seconds: f
     def in_row() -> float:
         return float(rows_process.require(root=str(row.root))["cpu_ms"])
 
-    base, ours = [in_row()], []
+    base = [in_row()]
+    ours = []
     with OtherLoader(child(__file__, "loader", root=str(row.root), memory=row.memory, uniform=row.uniform)) as loader:
         results = loader.require(**start)
         for _ in range(rounds):
@@ -243,9 +260,11 @@ def waiting_row(root: Path, cameras: int, step_ms: float, seconds: float, rounds
         begin = time.perf_counter()
         with Loader(root, batch_size=8, seed=seed, delta_timestamps=windows) as loader:
             batch = next(loader)
-            first, shares = time.perf_counter() - begin, []
+            first = time.perf_counter() - begin
+            shares = []
             for _ in range(2):
-                begin, waited = time.perf_counter(), 0.0
+                begin = time.perf_counter()
+                waited = 0.0
                 while (passed := time.perf_counter() - begin) < seconds:
                     time.sleep(step_ms / 1000)
                     asked = time.perf_counter()
@@ -259,7 +278,8 @@ def waiting_row(root: Path, cameras: int, step_ms: float, seconds: float, rounds
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure the parts, as far as `--out` lacks them."""
-    real, quick = Path(arguments.real) if arguments.real else None, arguments.quick
+    real = Path(arguments.real) if arguments.real else None
+    quick = arguments.quick
     parts = arguments.parts.split(",")
     if not set(parts) <= set(PARTS):
         raise SystemExit(f"--parts {arguments.parts}: they are {','.join(PARTS)}")

@@ -34,7 +34,9 @@ LEAST = 20.0
 MOST = 200.0
 """Seconds after which a row is given up, so that one does not take the time of all."""
 ARITHMETIC = {"fp32": "tf32", "bf16": "bfloat16", "bf16-split": "bfloat16"}
-PRECISIONS, CHECKPOINTS, BATCHES = ("bf16-split", "bf16", "fp32"), ("full", "selective", "none"), (32, 64, 16)
+PRECISIONS = ("bf16-split", "bf16", "fp32")
+CHECKPOINTS = ("full", "selective", "none")
+BATCHES = (32, 64, 16)
 GOALS = (
     "Goals on one H200: 28 samples/s (40 % MFU), below 60 GiB at batch 32 (bf16-split, full), all of a sample <= 25 ms."
 )
@@ -113,7 +115,8 @@ def run_row(row: Row, seconds: float) -> Row:
     path = os.pathsep.join(filter(None, (*SOURCES, os.environ.get("PYTHONPATH", ""))))
     command = [sys.executable, str(HERE / "gpu_pi05_rows.py"), json.dumps(row)]
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
-    begun, out = time.monotonic(), subprocess.PIPE
+    begun = time.monotonic()
+    out = subprocess.PIPE
     child = subprocess.Popen(command, env=environment, stdout=out, stderr=out, text=True, start_new_session=True)
     error = None
     try:
@@ -140,8 +143,10 @@ def with_rates(row: Row, device: str) -> Row:
 
     if row["kind"] != "train" or "samples_per_s" not in row:
         return row
-    rate, tokens = row["samples_per_s"], sample_tokens(row["size"])
-    flops, peak = 3 * forward_flops(sizes_of(row["size"]), **tokens), peak_flops(device, ARITHMETIC[row["precision"]])
+    rate = row["samples_per_s"]
+    tokens = sample_tokens(row["size"])
+    flops = 3 * forward_flops(sizes_of(row["size"]), **tokens)
+    peak = peak_flops(device, ARITHMETIC[row["precision"]])
     rates: Row = dict.fromkeys(("tokens_per_s", "tflops_per_s", "peak_tflops_per_s", "mfu"))
     if not row.get("history") and not row.get("mixture"):
         rates |= {"tokens_per_s": round(rate * sum(tokens.values()), 1), "tflops_per_s": round(rate * flops / 1e12, 2)}
@@ -204,7 +209,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", default=(), help="kinds of rows; default: all")
     parser.add_argument("--rows", type=int, help="measure no more than this many rows")
     args = parser.parse_args(arguments)
-    ends, out = time.monotonic() + 60 * args.minutes, Path(args.out)
+    ends = time.monotonic() + 60 * args.minutes
+    out = Path(args.out)
     known = run_row({"kind": "conditions", "size": args.size, "device": args.device}, 120)
     if "error" in known:
         print(f"gpu_pi05: no {args.device} device can be used here: {known['error']}", file=sys.stderr)

@@ -54,7 +54,8 @@ def train(row: Row) -> dict[str, Any]:
     """Speed and memory of the training step."""
     with join_mesh(train_config(row)) as mesh:
         state = make_state(row, mesh)
-        data, device = batches(row, mesh.device), mesh.device
+        data = batches(row, mesh.device)
+        device = mesh.device
         wait(device)
         resident = torch.cuda.memory_allocated() if device.type == "cuda" else 0
 
@@ -105,10 +106,13 @@ def memory(row: Row) -> dict[str, Any]:
 
 def attention(row: Row) -> dict[str, Any]:
     """Back-end and milliseconds (forward and backward) of each kind of attention of a step."""
-    device, sizes, count = torch.device(row["device"]), sizes_of(row["size"]), row["batch"]
+    device = torch.device(row["device"])
+    sizes = sizes_of(row["size"])
+    count = row["batch"]
     tokens = sample_tokens(row["size"])
     prefix = tokens["images"] + tokens["text"]
-    v, a = sizes.vision, sizes.vlm
+    v = sizes.vision
+    a = sizes.vlm
     keys = prefix + sizes.chunk
     valid = torch.arange(prefix, device=device) < prefix - torch.arange(count, device=device)[:, None] % 8
     own = torch.ones(count, sizes.chunk, dtype=torch.bool, device=device)
@@ -163,13 +167,15 @@ def _back_ends(call: Callable[[], object], device: torch.device) -> dict[str, An
 @torch.no_grad()
 def sampling(row: Row) -> dict[str, Any]:
     """Milliseconds of prefix, Euler step and ten steps at batch 1, from one stored precision of the weights."""
-    device, sizes = torch.device(row["device"]), sizes_of(row["size"])
+    device = torch.device(row["device"])
+    sizes = sizes_of(row["size"])
     network = sampler(sizes, row["stored"], device)
     if row.get("compile"):
         for block in (*network.vision.layers, *network.layers):
             block.compile()
     values = inputs(sizes, row["size"], 1, device)
-    noise, state = values.pop("noise"), values.pop("state")
+    noise = values.pop("noise")
+    state = values.pop("state")
     time_ = torch.full((1,), 0.5, device=device)
     observed = network.observe(**values)
     field = network.field(observed, state)

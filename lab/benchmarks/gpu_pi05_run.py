@@ -85,7 +85,9 @@ class DeviceWeights:
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device, seed: int = 0) -> None:
-        self._shapes, self._device, self._seed = shapes, device, seed
+        self._shapes = shapes
+        self._device = device
+        self._seed = seed
         self._drawn: tuple[str, Tensor] | None = None
 
     def __call__(self, name: str, start: int, stop: int) -> Tensor:
@@ -118,8 +120,11 @@ def make_state(row: Row, mesh: Mesh) -> TrainState:
 
 def batches(row: Row, device: torch.device) -> Iterator[PreparedBatch]:
     """Batches as they leave the loader's threads, on the device: the same samples, at the next positions of the run."""
-    size, count = row["size"], row["batch"]
-    sizes, side, text = sizes_of(size), PIXELS[size], TEXT[size]
+    size = row["size"]
+    count = row["batch"]
+    sizes = sizes_of(size)
+    side = PIXELS[size]
+    text = TEXT[size]
     generator = torch.Generator(device).manual_seed(1)
 
     def whole(high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -173,7 +178,8 @@ def gib(count: float) -> float:
 
 def inputs(sizes: Sizes, size: str, count: int, device: torch.device) -> dict[str, Any]:
     """Arguments of `Pi0Network.sample`, without masks."""
-    side, dim = PIXELS[size], sizes.dim
+    side = PIXELS[size]
+    dim = sizes.dim
     generator = torch.Generator(device).manual_seed(2)
     images = torch.rand((count, len(CAMERAS), 3, side, side), generator=generator, device=device) * 2 - 1
     tokens = torch.randint(0, sizes.vocab, (count, TEXT[size]), generator=generator, device=device)
@@ -200,8 +206,11 @@ def sampler(sizes: Sizes, stored: str, device: torch.device) -> Pi0Network:
 
 def forward_flops(sizes: Sizes, images: int, text: int, actions: int) -> float:
     """Operations of a forward pass: two per weight and token, and 4 heads * head_dim per pair of tokens and layer."""
-    v, a, b = sizes.vision, sizes.vlm, sizes.expert
-    prefix, heads = images + text, a.num_heads * a.head_dim
+    v = sizes.vision
+    a = sizes.vlm
+    b = sizes.expert
+    prefix = images + text
+    heads = a.num_heads * a.head_dim
 
     def tower(t: Any) -> int:
         return t.width * (2 * t.num_heads + 2 * t.num_kv_heads) * t.head_dim + 3 * t.width * t.mlp_dim

@@ -65,14 +65,21 @@ from understudy_robot.envs.tabletop import FPS, NOISE
 from understudy_tools.cli.order import Table, droid_like
 from values import StateTable
 
-CHUNK, MEAN_LENGTH, FULL_SPEED, LONGEST = 16, 130.0, 20, 1000
+CHUNK = 16
+MEAN_LENGTH = 130.0
+FULL_SPEED = 20
+LONGEST = 1000
 """Actions of a sample; frames of an episode: on average, at full speed, at most."""
-SHARE, TRAINED, MICRO, LR = 32, 64, 2048, 1e-3
+SHARE = 32
+TRAINED = 64
+MICRO = 2048
+LR = 1e-3
 """Samples of a rank, of a batch that trains, and of a forward pass; peak learning rate."""
 SIZES: dict[str, Any] = {"width": 64, "layers": 2, "text_bytes": 1, "noise_samples": 1}
 OFFSETS = np.array([0, 0, 1, 2, 4, 8, 16, 32, 64, 128])
 """Frames of an episode whose gradients are compared; the first one with two draws of noise."""
-SAME, STORED = "stored, same noise", "stored"
+SAME = "stored, same noise"
+STORED = "stored"
 MARKS = {
     "uniform": ("uniform", "#55a868", "v", 0.06),
     "clips": ("clips (ours)", "#4c72b0", "D", 0.0),
@@ -85,9 +92,11 @@ MARKS = {
 
 def record(speeds: np.ndarray, first: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Record an episode for each speed: state float32 (frames, 13) and action float32 (frames, 4)."""
-    env, episodes = StateTable(), []
+    env = StateTable()
+    episodes = []
     for episode, speed in enumerate(speeds.tolist(), first):
-        layout, rows = layout_seed(7, episode), []
+        layout = layout_seed(7, episode)
+        rows = []
         observation = env.reset(layout, env.tasks[episode % len(env.tasks)])
         pushes = NOISE * sample_normal(layout, "expert noise", np.arange(LONGEST), (4,))
         pushes[:, :3] *= speed
@@ -126,7 +135,8 @@ class Recordings:
     def batch(self, episode: np.ndarray, frame: np.ndarray) -> Batch:
         """Samples of int64 (n,) episodes and frames, as a policy takes them."""
         start = (np.cumsum(self.lengths) - self.lengths)[episode]
-        ahead, last = frame[:, None] + np.arange(CHUNK), self.lengths[episode, None] - 1
+        ahead = frame[:, None] + np.arange(CHUNK)
+        last = self.lengths[episode, None] - 1
         return {
             STATE: torch.from_numpy(self.state[start + frame]),
             ACTION: torch.from_numpy(self.action[start[:, None] + np.minimum(ahead, last)]),
@@ -180,7 +190,10 @@ class Course:
     """A network and its training, in the order of clips."""
 
     def __init__(self, data: Recordings, seed: int, steps: int) -> None:
-        self.policy, self.data, self.steps, self.done = make_policy(data, seed), data, steps, 0
+        self.policy = make_policy(data, seed)
+        self.data = data
+        self.steps = steps
+        self.done = 0
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), LR, betas=(0.9, 0.95), weight_decay=0.01)
         self.schedule = replace(ScheduleConfig(), warmup_steps=ScheduleConfig().warmup(steps))
         self.read = as_read(Order.from_datasets(table(data), batch_size=TRAINED, seed=seed))[0]
@@ -209,7 +222,8 @@ def table(data: Recordings) -> Table:
 
 def orders(data: Recordings, size: int, seed: int) -> dict[str, order_baselines.Read]:
     """The orders by name; an epoch of each can be read, in whole batches."""
-    ranks, whole = size // SHARE, int(data.lengths.sum()) // size * size
+    ranks = size // SHARE
+    whole = int(data.lengths.sum()) // size * size
     clips, uniform = (
         as_read(Order.from_datasets(table(data), batch_size=size, seed=seed, mode=mode))[0]
         for mode in ("clips", "uniform")
@@ -258,14 +272,16 @@ def measure_singles(course: Course, mean: Tensor, episodes: int, rng: np.random.
 
 def fit(distances: np.ndarray, values: np.ndarray, counts: np.ndarray) -> Correlation:
     """Fit a `Correlation` to the mean correlation at each distance by least squares."""
-    best, least = Correlation(0.0, 0.0), math.inf
+    best = Correlation(0.0, 0.0)
+    least = math.inf
     root = np.sqrt(counts)
     for frames in np.geomspace(1, 200, 60).tolist():
         terms = np.stack([np.ones(distances.size), np.exp(-distances / frames)], axis=1)
         episode, near = np.linalg.lstsq(terms * root[:, None], values * root)[0].clip(0, 1).tolist()
         error = float((counts * (values - terms @ (episode, near)) ** 2).sum())
         if error < least and episode + near <= 1:
-            best, least = Correlation(episode, near, frames), error
+            best = Correlation(episode, near, frames)
+            least = error
     return best
 
 
@@ -273,7 +289,8 @@ def measure_age(
     course: Course, reads: Mapping[str, order_baselines.Read], args: argparse.Namespace, rng: np.random.Generator
 ) -> dict[str, Any]:
     """Measure all orders at the weights of a course."""
-    size, steps = args.batch_size, int(course.data.lengths.sum()) // args.batch_size
+    size = args.batch_size
+    steps = int(course.data.lengths.sum()) // args.batch_size
     gradients: dict[str, list[Tensor]] = {name: [] for name in reads}
     places: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in reads}
     for step in rng.permutation(np.resize(np.arange(steps), max(steps, args.batches)))[: args.batches]:
@@ -324,8 +341,10 @@ def measure_age(
 def measure(seed: int, data: Recordings, args: argparse.Namespace) -> dict[str, Any]:
     """Train the courses of a seed, and measure at each age."""
     torch.set_num_threads(1)
-    began, rng = time.process_time(), np.random.default_rng(seed)
-    reads, ages = orders(data, args.batch_size, seed), []
+    began = time.process_time()
+    rng = np.random.default_rng(seed)
+    reads = orders(data, args.batch_size, seed)
+    ages = []
     for steps, stops in args.courses.items():
         course = Course(data, seed, steps)
         for stop in stops:
@@ -386,7 +405,8 @@ def draw(ages: Sequence[dict[str, Any]], path: Path) -> None:
     floor = 0.0
     for order, (name, color, marker, shift) in MARKS.items():
         rows = [age["orders"][order] for age in ends]
-        norms, places = np.array([row["norm"] for row in rows]), np.arange(len(ends)) + shift
+        norms = np.array([row["norm"] for row in rows])
+        places = np.arange(len(ends)) + shift
         low, high = np.array([row["interval"] for row in rows]).T
         axes.errorbar(places, norms, [norms - low, high - norms], color=color, marker=marker, capsize=3)
         floor = max(floor * 1.27, float(norms[-1]))  # labels must not overlap
@@ -408,7 +428,8 @@ def draw(ages: Sequence[dict[str, Any]], path: Path) -> None:
 
 def name_of(age: Mapping[str, Any]) -> str:
     """Name of an age."""
-    trained, course = age["trained"], age["course"]
+    trained = age["trained"]
+    course = age["course"]
     return f"{trained:,} steps" if trained == course else f"step {trained:,} of {course:,}"
 
 

@@ -35,7 +35,8 @@ from understudy_tools.imports.settings import ImportConfig
 from understudy_tools.imports.values import to_image
 from understudy_tools.testing.bags import JOINTS, Bag
 
-FPS, CAMERAS = 30, ("front", "wrist")
+FPS = 30
+CAMERAS = ("front", "wrist")
 BAG = {
     "fps": FPS,
     "task": "t",
@@ -170,7 +171,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     frames = images(options.frames, *options.size)
     folder = Path(tempfile.mkdtemp(prefix="ingest-"))
-    stdout, sys.stdout = sys.stdout, sys.stderr  # summaries of the imports
+    # summaries of the imports
+    stdout = sys.stdout
+    sys.stdout = sys.stderr
     try:
         paths = [
             write_bag(folder / "mcap-jpeg", frames, "mcap", "jpeg"),

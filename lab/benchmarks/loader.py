@@ -45,7 +45,9 @@ from understudy_data.order.design_effect import expected_uniform
 from understudy_data.testing.peak_memory import peak_bytes, start_peak
 from understudy_data.video.color import Converter
 
-BATCH, CHUNK, MEMORY = 32, 16, 10**9
+BATCH = 32
+CHUNK = 16
+MEMORY = 10**9
 RING = 7 * 32  # images of batches in use at a time, over all decoders: seven batches of 32
 FRAMES_TOGETHER = 16
 """Frames converted one after the other: a thread's part of a batch."""
@@ -128,7 +130,8 @@ def shuffled(stretch: Stretch, held: int, ring: np.ndarray) -> Iterator[int]:
 
     The oldest frames are converted into the next images of `ring`, uint8 (n, 3, H, W).
     """
-    context, converter = decode_limit.create_context(stretch), Converter()
+    context = decode_limit.create_context(stretch)
+    converter = Converter()
     waiting: deque[av.VideoFrame] = deque()
     place = 0
     for packet in itertools.cycle([*map(decode_limit.make_packet, stretch.packets), None]):
@@ -159,7 +162,8 @@ def measure_set(one: Set, rival: Rival | None, known: dict[Path, Any], seconds: 
     memory = int(picture_bytes(data) * len(data) * one.memory) or MEMORY
     memory = memory if one.memory > 1 else min(MEMORY, memory)
     setting = Setting(str(one.root), BATCH, CHUNK, memory=str(memory))
-    ours, theirs = [], []
+    ours = []
+    theirs = []
     with OtherLoader(child(__file__, "ours", **asdict(setting))) as loader:
         start = loader.require(seconds=0)  # warm-up: lanes turn over, and the frames that they hold become known
         sides = limits(data, start["held"])
@@ -171,7 +175,9 @@ def measure_set(one: Set, rival: Rival | None, known: dict[Path, Any], seconds: 
                 asked = {"batch": BATCH, "chunk": CHUNK, "workers": 2, "seconds": seconds}
                 theirs.append(rival.ask(root=str(one.lerobot), **asked))
     known |= {one.lerobot: rival_figures(theirs)} if theirs else {}
-    figures, other, order = medians(ours), known.get(one.lerobot, {}), setting.order(data)
+    figures = medians(ours)
+    other = known.get(one.lerobot, {})
+    order = setting.order(data)
     read, lengths = as_read(order)
     stop = max(256 * BATCH, min(1 << 18, 4 * order.spec.sources[0].frames))
     row = {**asdict(one), "root": None, "lerobot": None, **figures}
@@ -187,12 +193,14 @@ def measure_set(one: Set, rival: Rival | None, known: dict[Path, Any], seconds: 
 
 def measure(arguments: argparse.Namespace) -> Results:
     """Measure the rows that `--out` lacks."""
-    real, quick = Path(arguments.real) if arguments.real else None, arguments.quick
+    real = Path(arguments.real) if arguments.real else None
+    quick = arguments.quick
     seconds, rounds = (0.3, 1) if quick else (arguments.seconds, arguments.rounds)
     settings = {"recordings": "real" if real else "drawn", "quick": quick, "batch": BATCH, "chunk": CHUNK}
     results = Results(["rows"], arguments.out, **settings, rounds=rounds, seconds=seconds)
     say("making missing datasets in", arguments.cache)
-    chosen, known = sets(arguments.cache, real, quick, arguments.only), dict[Path, Any]()
+    chosen = sets(arguments.cache, real, quick, arguments.only)
+    known = dict[Path, Any]()
     with Rival("lerobot-torchcodec", arguments.lerobot) as rival:
         if rival.missing:
             say("LeRobot is not measured:", rival.missing)

@@ -50,9 +50,12 @@ from order_audit import WINDOWS, deff_of
 from rival_loaders import process_tree
 from understudy_base.cores import available_cores
 
-CHUNK, TILES, ORDER = 16, 8, 256
+CHUNK = 16
+TILES = 8
+ORDER = 256
 STEPS = (10, 50, 150)
-MOST_SECONDS, EPOCH_SECONDS = 40.0, 45.0
+MOST_SECONDS = 40.0
+EPOCH_SECONDS = 45.0
 SCRIPT = Path(__file__).with_name("rival_loaders.py")
 INTERPRETERS = {
     "understudy": "understudy",
@@ -102,7 +105,8 @@ class Rival(OtherLoader):
     """The process of a loader. Between its turns it is stopped, so that it does not work in those of others."""
 
     def __init__(self, name: str, python: str) -> None:
-        self.name, self.peak_mb = name, 0.0
+        self.name = name
+        self.peak_mb = 0.0
         super().__init__([python, "-P", str(SCRIPT), name])
         self.signal(signal.SIGSTOP)
 
@@ -253,7 +257,8 @@ def measure_row(row: Row, root: Path, pythons: dict[str, str], seconds: float, r
     asked = {"batch": row.batch, "chunk": CHUNK, "workers": available_cores()}
     found = []
     with started(pythons) as rivals:
-        turns, costs = [], {}
+        turns = []
+        costs = {}
         for name, rival in rivals.items():
             place, costs[name] = converted(rival, root)
             turns.append(Turns(rival, place, missing=(costs[name] or {}).get("missing", "")))
@@ -290,14 +295,16 @@ def goals(row: dict[str, Any]) -> dict[str, Any]:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure the rows that `--out` lacks."""
-    real, quick = Path(arguments.real) if arguments.real else None, arguments.quick
+    real = Path(arguments.real) if arguments.real else None
+    quick = arguments.quick
     pythons = {"understudy": sys.executable, **dict(text.split("=", 1) for text in arguments.python)}
     if unknown := set(pythons) - set(INTERPRETERS.values()):
         raise SystemExit(f"--python {', '.join(sorted(unknown))}: names are {', '.join(INTERPRETERS.values())}")
     settings = {"chunk": CHUNK, "workers": available_cores(), "steps_ms": STEPS, "quick": quick}
     settings |= {"seconds": arguments.seconds, "rounds": arguments.rounds, "recordings": "real" if real else "drawn"}
     settings["skipped"] = [name for name, interpreter in INTERPRETERS.items() if interpreter not in pythons]
-    results, recorded = Results(["rows"], arguments.out, **settings), Recording(arguments.cache, real, quick)
+    results = Results(["rows"], arguments.out, **settings)
+    recorded = Recording(arguments.cache, real, quick)
     for row in QUICK if quick else [row for row in ROWS if arguments.only in row.name]:
         if results.has("rows", row.name):
             continue

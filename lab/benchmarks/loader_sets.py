@@ -155,7 +155,8 @@ class Recording:
     def drawn(self, episode: int) -> Iterator[np.ndarray]:
         """A textured scene, something that moves through it, and noise like that of a sensor, new in every image."""
         rng = np.random.default_rng([17, episode])
-        height, width = self.height, self.height // 3 * 4
+        height = self.height
+        width = self.height // 3 * 4
         coarse = rng.integers(30, 220, (8, 12, 3)).astype(np.uint8)
         scene = av.VideoFrame.from_ndarray(coarse, format="rgb24").reformat(width, height, interpolation="BICUBIC")
         still = scene.to_ndarray().astype(np.int16) + rng.integers(-12, 13, (height, width, 1), np.int16)
@@ -206,7 +207,8 @@ def joined(root: Path, parts: Sequence[Path] | Sequence[int], tiles: int, camera
 
 def _tables(root: Path, features: dict[str, Feature], lengths: np.ndarray, fps: int, per_file: int) -> None:
     """Rows, episodes, tasks and statistics."""
-    total, rng = int(lengths.sum()), np.random.default_rng(0)
+    total = int(lengths.sum())
+    rng = np.random.default_rng(0)
     start = np.cumsum(lengths) - lengths
     frame = np.arange(total) - np.repeat(start, lengths)
     values = {key: rng.normal(size=(total, WIDTH)).astype(np.float32) for key in ("observation.state", "action")}
@@ -223,7 +225,8 @@ def _tables(root: Path, features: dict[str, Feature], lengths: np.ndarray, fps: 
     pq.write_table(pa.table(columns).cast(data_schema(features)), data)
     rows = []
     for episode, length in enumerate(lengths.tolist()):
-        number, begin = episode // per_file, int(start[episode] - start[episode // per_file * per_file])
+        number = episode // per_file
+        begin = int(start[episode] - start[episode // per_file * per_file])
         row = {"episode_index": episode, "tasks": ["move the light"], "length": length}
         row |= {"data/chunk_index": 0, "data/file_index": 0}
         row |= {"dataset_from_index": int(start[episode]), "dataset_to_index": int(start[episode]) + length}

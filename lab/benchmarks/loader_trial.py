@@ -135,7 +135,8 @@ class Trial:
             world_size=setting.world_size,
             position=0,
         )
-        self.batch_bytes, self._spent = 0, 0.0
+        self.batch_bytes = 0
+        self._spent = 0.0
         self.take()
         self.first_batch_s = time.perf_counter() - started
         self.parts: dict[str, float] = {}
@@ -157,8 +158,11 @@ class Trial:
             self.take()
         if wait is not None:
             wait()
-        parts, waited = self._parts(), self.loader.wait_seconds
-        start, cpu, batches = time.perf_counter(), time.process_time(), 0
+        parts = self._parts()
+        waited = self.loader.wait_seconds
+        start = time.perf_counter()
+        cpu = time.process_time()
+        batches = 0
         while (spent := time.perf_counter() - start) < seconds or not batches:
             self.take()
             batches += 1
@@ -171,7 +175,8 @@ class Trial:
 
     def _turn(self) -> int:
         """Batches until each lane has read its first run: until then more is decoded than delivered."""
-        plan, sources = self.loader.plan, self.order.spec.sources
+        plan = self.loader.plan
+        sources = self.order.spec.sources
         plans = zip(sources, plan.policies, plan.keeps_decoded)
         read = [source.lanes * policy.run_length for source, policy, keep in plans if source.shuffle and not keep]
         return -(-sum(read) // self.order.batch_size)

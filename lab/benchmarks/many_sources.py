@@ -38,7 +38,9 @@ import common
 from understudy_data.testing.videos import encode_video
 
 LENGTHS = (12, 12, 13)
-FPS, WIDTH, SIDE = 10, 7, 64
+FPS = 10
+WIDTH = 7
+SIDE = 64
 SPELLINGS = (
     ("action", "observation.state", "observation.images.top"),
     ("actions", "state", "images.top"),
@@ -84,8 +86,10 @@ def _write_source(root: Path, number: int, video: bytes) -> None:
         (root / part).mkdir(parents=True)
     (root / "meta/info.json").write_text(json.dumps(info))
     pq.write_table(pa.table({"task_index": [0], "task": [f"task {number % 20}"]}), root / "meta/tasks.parquet")
-    lengths, ids = np.array(LENGTHS), np.arange(len(LENGTHS))
-    begin, zero = np.cumsum(lengths) - lengths, np.zeros(len(LENGTHS), np.int64)
+    lengths = np.array(LENGTHS)
+    ids = np.arange(len(LENGTHS))
+    begin = np.cumsum(lengths) - lengths
+    zero = np.zeros(len(LENGTHS), np.int64)
     columns: dict[str, Any] = {"episode_index": ids, "length": lengths, "dataset_from_index": begin}
     columns |= {"data/chunk_index": zero, "data/file_index": zero, "tasks": [[f"task {number % 20}"]] * len(LENGTHS)}
     if video:
@@ -95,7 +99,8 @@ def _write_source(root: Path, number: int, video: bytes) -> None:
         path.parent.mkdir(parents=True)
         path.write_bytes(video + b"\0\0\0\x10free" + number.to_bytes(8, "big"))  # the same images in another file
     pq.write_table(pa.table(columns), root / "meta/episodes/chunk-000/file-000.parquet")
-    draw, rows = np.random.default_rng(number), int(lengths.sum())
+    draw = np.random.default_rng(number)
+    rows = int(lengths.sum())
     frame = np.arange(rows) - np.repeat(begin, lengths)
     values: dict[str, Any] = {"timestamp": (frame / FPS).astype(np.float32), "frame_index": frame}
     values |= {"episode_index": np.repeat(ids, lengths), "task_index": np.zeros(rows, np.int64)}
@@ -128,7 +133,8 @@ def start(words: list[str], out: Path, steps: int, tree: str, cache: Path, limit
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": common.sources(tree)}
     environment["OMP_NUM_THREADS"] = "1"
     command = [sys.executable, "-m", "understudy", *words]
-    metrics, earlier = out / "metrics.jsonl", _lines(out / "metrics.jsonl")
+    metrics = out / "metrics.jsonl"
+    earlier = _lines(out / "metrics.jsonl")
     begun = time.perf_counter()
     with tempfile.TemporaryFile("w+") as said, subprocess.Popen(command, env=environment, stderr=said) as run:
         while (seen := _lines(metrics)) <= earlier:
@@ -137,8 +143,10 @@ def start(words: list[str], out: Path, steps: int, tree: str, cache: Path, limit
                 said.seek(0)
                 raise SystemExit(f"no step in {time.perf_counter() - begun:.0f} s: {' '.join(words)}\n{said.read()}")
             time.sleep(0.02)
-        first, first_at = time.perf_counter() - begun, time.perf_counter()
-        peak, cpu = _peak(run.pid), _cpu(run.pid)
+        first = time.perf_counter() - begun
+        first_at = time.perf_counter()
+        peak = _peak(run.pid)
+        cpu = _cpu(run.pid)
         while _lines(metrics) < seen + steps and run.poll() is None:
             time.sleep(0.02)
         rate = (_lines(metrics) - seen) / (time.perf_counter() - first_at)
@@ -164,7 +172,8 @@ def _cpu(pid: int) -> float:
 def measure(folder: Path, tree: str, sources: int, with_videos: bool, steps: int, limit: float) -> dict[str, float]:
     """First and later start of a run, and its resumption, with a new cache of the project."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-        place, cache = Path(made), Path(made, "cache")
+        place = Path(made)
+        cache = Path(made, "cache")
         file = place / "settings.json"
         file.write_text(json.dumps(settings(folder, sources, with_videos) | {"checkpoint": {"every": steps}}))
         common_words = ["train", str(file), "--steps", str(10 * steps), "--output-dir"]
@@ -203,7 +212,8 @@ def main() -> None:
     rows = []
     for kind in options.kinds:
         with tempfile.TemporaryDirectory(dir=options.folder) as made:
-            folder, with_videos = Path(made, "sources"), kind == "videos"
+            folder = Path(made, "sources")
+            with_videos = kind == "videos"
             write(folder, max(options.sources), with_videos)
             found: dict[tuple[str, int], list[dict[str, float]]] = {}
             for _ in range(options.rounds):

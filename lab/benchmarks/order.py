@@ -26,7 +26,8 @@ from understudy_data.order import Order
 from understudy_data.order.random import make_key, permutation
 from understudy_data.testing.peak_memory import peak_bytes, start_peak
 
-FRAMES, BULK = 27_000_000, 65_536
+FRAMES = 27_000_000
+BULK = 65_536
 SIZES = {
     "1e6 frames": (10**6, 10**3),
     "1e9 frames": (10**9, 10**6),
@@ -75,7 +76,8 @@ def peak_growth_mb(work: Callable[[], Any]) -> float:
 
 def cost_per_index() -> dict[str, list[float]]:
     """Nanoseconds per index, in bulk and per batch of 256: the permutation alone, and to (source, episode, frame)."""
-    source, shuffle = table(FRAMES // 300, 300), permutation(FRAMES, make_key(0, "clip", 0, 0))
+    source = table(FRAMES // 300, 300)
+    shuffle = permutation(FRAMES, make_key(0, "clip", 0, 0))
     clips, uniform = (Order.from_datasets([source], batch_size=256, mode=mode) for mode in ("clips", "uniform"))
     costs: dict[str, list[float]] = {"permutation": [], "locate clips": [], "locate uniform": []}
     for count in (BULK, 256):

@@ -65,9 +65,12 @@ def as_read(order: Order) -> tuple[Read, np.ndarray]:
 
     def read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         source, epoch, line = order.lines(positions)
-        episode, frame, piece = np.empty_like(source), np.empty_like(source), np.empty_like(source)
+        episode = np.empty_like(source)
+        frame = np.empty_like(source)
+        piece = np.empty_like(source)
         for d in np.unique(source):
-            rows_of_source, of = np.flatnonzero(source == d), spec.sources[d]
+            rows_of_source = np.flatnonzero(source == d)
+            of = spec.sources[d]
             episode_ids, frame[rows_of_source] = order.layouts[d].locate(line[rows_of_source].view(np.uint64))
             episode[rows_of_source] = first[d] + np.searchsorted(ids[d], episode_ids)
             number = epoch[rows_of_source] * -(-of.frames // of.clip) + line[rows_of_source] // of.clip
@@ -154,7 +157,8 @@ def deff_of(
     read: Read, batch_size: int, start: int, stop: int, model: Correlation | None = None
 ) -> tuple[list[float], list[float]]:
     """Means and standard errors of the design effects over WINDOWS batches, of 32 stretches of [start, stop)."""
-    means, errors = [], []
+    means = []
+    errors = []
     for batches in WINDOWS:
         size = batch_size * batches
         places = np.linspace(0, max(0, (stop - start) // size - 1), 32).round().astype(np.int64)
@@ -206,7 +210,9 @@ def count_decoded(
     are assumed at every multiple of the episode's `gop`. The result is the length of the union of those intervals.
     """
     by = np.lexsort((frame, episode, owner))
-    owner, episode, frame = owner[by], episode[by], frame[by]
+    owner = owner[by]
+    episode = episode[by]
+    frame = frame[by]
     begin = np.maximum(frame - reach[0], 0) // gop[episode] * gop[episode]
     end = np.minimum(frame + reach[1], lengths[episode] - 1)
     behind = begin[1:] - 1  # both ends rise with the frame, so decoded frames reach to the sample before

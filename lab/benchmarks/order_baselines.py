@@ -48,7 +48,8 @@ def episode_lanes(lengths: np.ndarray, lanes: int, seed: int = 0) -> Read:
         episode, frame, piece = _like(positions)
         for epoch, index, p in _epochs(positions, total):
             line = _line(lengths.size, seed, epoch)
-            lane, i = p % lanes, p // lanes
+            lane = p % lanes
+            i = p // lanes
             q = lane * (total // lanes) + np.minimum(lane, total % lanes) + i
             episode[index], offset = _find(line, lengths, q)
             frame[index] = _shuffled_inside(episode[index], offset, lengths, seed, epoch)
@@ -153,7 +154,8 @@ def shard_buffer(lengths: np.ndarray, positions: int, shards: int = 16, buffer: 
         raise ValueError(f"shard_buffer: {lengths.size} episodes for {shards} shards: need one each")
     read = buffer + positions  # frames
     words, others = philox(make_key(seed, "rival buffer"), np.arange(read, dtype=np.uint64), np.zeros(read, np.uint64))
-    shard, place = (words % np.uint64(shards)).astype(np.int64), (others % np.uint64(buffer)).astype(np.int64)
+    shard = (words % np.uint64(shards)).astype(np.int64)
+    place = (others % np.uint64(buffer)).astype(np.int64)
     place[:buffer] = np.arange(buffer)
     first = np.cumsum([0, *(part.size for part in np.array_split(lengths, shards))])
     row = np.empty((read, 3), np.int64)
@@ -177,7 +179,8 @@ def shard_buffer(lengths: np.ndarray, positions: int, shards: int = 16, buffer: 
 def stored_on_each_rank(lengths: np.ndarray, batch: int, ranks: int) -> Read:
     """Each rank reads the same `batch / ranks` stored frames of a step, one after another."""
     lengths = _check(lengths, "stored_on_each_rank", batch=batch, ranks=ranks)
-    per_rank, total = _per_rank("stored_on_each_rank", batch, ranks, 1, lengths), int(lengths.sum())
+    per_rank = _per_rank("stored_on_each_rank", batch, ranks, 1, lengths)
+    total = int(lengths.sum())
 
     def read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         step, offset = np.divmod(np.asarray(positions, np.int64), batch)

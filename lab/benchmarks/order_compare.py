@@ -148,7 +148,8 @@ def render(tables: Sequence[Table], comparison: Comparison, config: CompareConfi
             f"{high - low:,} positions were audited, too few for orders with this many frames in flight to settle: "
             "their figures are approximate."
         )
-    frames, batches = sum(int(table.lengths.sum()) for table in tables), WINDOWS[-1]
+    frames = sum(int(table.lengths.sum()) for table in tables)
+    batches = WINDOWS[-1]
     if (epochs := batches * config.batch_size / frames) > 1:
         lines.append(
             f"{batches} batches are {epochs:,.3g} epochs of {frames:,} frames: no order has a smaller deff than that"

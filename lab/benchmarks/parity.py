@@ -163,7 +163,9 @@ def compare(golden: Golden) -> dict[str, Any]:
     figures |= {"missing": golden.missing, "extra": golden.extra}
     if golden.missing:
         return figures
-    network, given, reference = golden.network, golden.inputs, golden.reference
+    network = golden.network
+    given = golden.inputs
+    reference = golden.reference
     images, masks, tokens, token_masks = (given[k] for k in ("images", "image_masks", "tokens", "token_masks"))
     flow = (images, masks, tokens, token_masks, given["state"], given["actions"], given["noise"], given["time"])
     network.zero_grad()
@@ -203,7 +205,8 @@ def memory_distance(golden: Golden) -> float:
     """Distance of the features of videos of k frames, the last ones of `video`."""
     if "video" not in golden.inputs:
         raise ValueError("inputs.safetensors has no video, but the reference has its features")
-    video, mask = golden.inputs["video"], golden.inputs["video_mask"]
+    video = golden.inputs["video"]
+    mask = golden.inputs["video_mask"]
     worst = 0.0
     for key, wanted in golden.reference.items():
         if found := VIDEO.fullmatch(key):
@@ -234,7 +237,8 @@ def like(found: Tensor, reference: Tensor, name: str) -> Tensor:
 
 def distance(found: Tensor, reference: Tensor) -> float:
     """Largest difference over the largest value; inf where a value is not finite."""
-    found, reference = found.detach().double(), reference.double()
+    found = found.detach().double()
+    reference = reference.double()
     if not found.numel():
         return 0.0
     return finite(float((found - reference).abs().max() / reference.abs().max().clamp_min(1e-300)))
@@ -258,7 +262,8 @@ def gradient_distances(golden: Golden) -> Iterator[tuple[str, float]]:
             raise ValueError(f"grad/{released_key(name)}: shape {list(reference.shape)}, ours is {list(found.shape)}")
         if name == "embedding.weight" and not reference[0].any() and found[0].any():
             golden.notes.append("row 0 of the embedding has a gradient in this network only: left out")
-            found, reference = found[1:], reference[1:]
+            found = found[1:]
+            reference = reference[1:]
         scale = norms[name]
         if name in biases:
             scale = norms.get(name.replace("bias", "weight"), 0.0)

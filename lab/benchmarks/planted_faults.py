@@ -38,13 +38,17 @@ from understudy_data.video.reader import open_video
 from understudy_tools.check.examine import check_dataset
 from understudy_tools.check.findings import Finding, Report
 
-TOP, WRIST = "observation.images.top", "observation.images.wrist"
+TOP = "observation.images.top"
+WRIST = "observation.images.wrist"
 CAMERAS = (TOP, WRIST)
-STATE, ACTION = "observation.state", "action"
+STATE = "observation.state"
+ACTION = "action"
 JOINTS = ["shoulder", "elbow", "wrist", "roll", "lift", "gripper"]
 LENGTHS = (48, 52, 48, 56, 50, 46, 54, 48, 52, 50)
 GENERATED = ("v3.0", "v2.1", "texture")
-FPS, SIDE, AHEAD = 20, 64, 2
+FPS = 20
+SIDE = 64
+AHEAD = 2
 TASKS = ("stack the cups", "open the drawer")
 
 
@@ -61,7 +65,8 @@ def episode_rows(episode: int, length: int) -> dict[str, np.ndarray]:
             size = rng.uniform(0.2, 0.35) if speed < 1 else rng.uniform(0.1, 0.2)
             joints[:, joint] += size * np.sin(2 * np.pi * (speed * rng.uniform(0.9, 1.1) * time + rng.uniform()))
         joints[:, joint] += (0.6, -0.5, 1.4, 0.3, -1.2)[joint]
-    close, reopen = length // 3 + rng.integers(-3, 4), 2 * length // 3 + rng.integers(-3, 4)
+    close = length // 3 + rng.integers(-3, 4)
+    reopen = 2 * length // 3 + rng.integers(-3, 4)
     joints[:, 5] = np.clip(np.minimum(np.arange(length + AHEAD) - close, reopen - np.arange(length + AHEAD)) / 3, 0, 1)
     state = joints + rng.normal(0, 0.002, joints.shape) * (1, 1, 1, 1, 1, 0)
     return {STATE: state[:length].astype(np.float32), ACTION: joints[AHEAD:].astype(np.float32)}
@@ -131,7 +136,9 @@ def write_v21(root: Path, source: Path, texture: bool = False) -> None:
     }
     (root / "meta/info.json").write_text(json.dumps(info))
     tasks = [{"task_index": i, "task": text} for i, text in enumerate(TASKS)]
-    episodes, stats, first = [], [], 0
+    episodes = []
+    stats = []
+    first = 0
     for episode, length in enumerate(LENGTHS):
         part = table.slice(first, length)
         first += length
@@ -169,7 +176,8 @@ def video_file(episode: int, camera: str = TOP) -> str:
     return f"videos/chunk-000/{camera}/episode_{episode:06d}.mp4"
 
 
-DATA, EPISODES = "data/chunk-000/file-000.parquet", "meta/episodes/chunk-000/file-000.parquet"
+DATA = "data/chunk-000/file-000.parquet"
+EPISODES = "meta/episodes/chunk-000/file-000.parquet"
 VIDEO = "videos/{}/chunk-000/file-000.mp4"
 
 
@@ -201,7 +209,8 @@ def in_table(name: str, change: Callable[[Columns], Any]) -> Plant:
     return lambda root: edit_table(root / name, change)
 
 
-in_rows, in_places = partial(in_table, DATA), partial(in_table, EPISODES)
+in_rows = partial(in_table, DATA)
+in_places = partial(in_table, EPISODES)
 """Change the rows of the v3.0 dataset, or the table of its episodes."""
 
 
@@ -214,7 +223,8 @@ def in_json(name: str, change: Callable[[Any], Any]) -> Plant:
     """Change a JSON file, or the list of lines of a file of JSON lines."""
 
     def plant(root: Path) -> None:
-        path, by_line = root / name, name.endswith(".jsonl")
+        path = root / name
+        by_line = name.endswith(".jsonl")
         values = [json.loads(line) for line in (path.read_text().splitlines() if by_line else [path.read_text()])]
         change(values if by_line else values[0])
         path.write_text("".join(json.dumps(value) + "\n" * by_line for value in values))
@@ -428,7 +438,8 @@ class Fault:
         return "undecided" if any(entry.rule in self.rules for entry in report.undecided) else "silent"
 
 
-STATS, LINES = "meta/stats.json", "meta/episodes.jsonl"
+STATS = "meta/stats.json"
+LINES = "meta/episodes.jsonl"
 LFS = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'5' * 64}\nsize 12345\n"
 STARTS, ENDS = (f"videos/{{}}/{end}_timestamp" for end in ("from", "to"))
 

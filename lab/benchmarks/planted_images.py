@@ -78,7 +78,8 @@ def tear(age: int, every: int, bottom: bool = True) -> Change:
     """Fill half of every n-th image from an older one."""
 
     def change(images: np.ndarray) -> np.ndarray:
-        torn, half = images.copy(), images.shape[1] // 2
+        torn = images.copy()
+        half = images.shape[1] // 2
         part = slice(half, None) if bottom else slice(half)
         for frame in range(age, len(images), every):
             torn[frame, part] = images[frame - age, part]
@@ -110,7 +111,8 @@ def _each(images: np.ndarray, one: Callable[[torch.Tensor], torch.Tensor]) -> np
 
 
 def _warp(image: torch.Tensor, scale: float, down: float, right: float, degrees: float) -> torch.Tensor:
-    cos, sin = scale * np.cos(np.radians(degrees)), scale * np.sin(np.radians(degrees))
+    cos = scale * np.cos(np.radians(degrees))
+    sin = scale * np.sin(np.radians(degrees))
     theta = torch.tensor([[[cos, -sin, -2 * right], [sin, cos, -2 * down]]], dtype=torch.float32)
     grid = functional.affine_grid(theta, list(image.shape), align_corners=False)
     return functional.grid_sample(image, grid, padding_mode="border", align_corners=False)

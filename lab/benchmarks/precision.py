@@ -38,7 +38,9 @@ from understudy.distributed.compile import missing_compiler
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.bf16_split import adamw_pointwise, as_tensor, join, split
 
-OBSERVED, ACTION, WIDTH = 16, 8, 256
+OBSERVED = 16
+ACTION = 8
+WIDTH = 256
 FINE_TUNE_LR = 2.5e-5
 Named = list[tuple[str, nn.Parameter]]
 
@@ -100,7 +102,8 @@ def loss(model: nn.Module, step: int, shift: float, autocast: bool, device: torc
     observed = torch.randn(128, OBSERVED, generator=generator)
     mix = torch.randn(OBSERVED, ACTION, generator=torch.Generator().manual_seed(0)) / 4
     action = torch.sin(observed @ mix + shift)
-    noise, t = torch.randn(128, ACTION, generator=generator), torch.rand(128, 1, generator=generator)
+    noise = torch.randn(128, ACTION, generator=generator)
+    t = torch.rand(128, 1, generator=generator)
     x = torch.cat([observed, t * action + (1 - t) * noise, t], dim=1)
     with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
         velocity = model(x.to(device, torch.float32 if autocast else torch.bfloat16))
@@ -196,10 +199,13 @@ def kept_bytes(name: str, size: Size, device: torch.device) -> dict[str, float]:
             kept += [optimizer.master(p) for p in model.parameters()]
         count = sum(p.numel() for p in model.parameters())
         return {"bytes_per_param": sum(t.numel() * t.element_size() for t in kept) / count}
-    counts, resident, peak = [], [], []
+    counts = []
+    resident = []
+    peak = []
     for blocks in (size.blocks // 2, size.blocks, 2 * size.blocks):
         model = network(size.sizes(blocks), 0, device)
-        optimizer, x = built(name, model, 1e-4), rows(size, device)
+        optimizer = built(name, model, 1e-4)
+        x = rows(size, device)
         for _ in range(2):
             whole_step(name, model, optimizer, x)
         torch.cuda.synchronize()
@@ -268,7 +274,8 @@ def master_mismatches(compiled: bool, device: torch.device, steps: int = 1000) -
     truth = nn.Parameter(start.clone())
     theirs = torch.optim.AdamW([truth], lr=1e-3, fused=True)
     pointwise = torch.compile(adamw_pointwise, fullgraph=True, dynamic=True)
-    m, v = torch.zeros_like(start), torch.zeros_like(start)
+    m = torch.zeros_like(start)
+    v = torch.zeros_like(start)
     one = torch.ones((), device=device)
     numbers = as_tensor(1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=1e-2, device=device)
     weight = start.clone()

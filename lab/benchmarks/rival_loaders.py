@@ -61,7 +61,8 @@ def process_tree(root: int) -> list[int]:
             except OSError:  # it ended
                 continue
             children.setdefault(int(fields[1]), []).append(int(entry))
-    tree, waiting = [], [root]
+    tree = []
+    waiting = [root]
     while waiting:
         tree.append(process := waiting.pop())
         waiting += children.get(process, [])
@@ -70,7 +71,8 @@ def process_tree(root: int) -> list[int]:
 
 def spent(processes: list[int]) -> tuple[float, int]:
     """User and system seconds of `processes` so far, and the bytes that they read by system calls."""
-    seconds, read = time.process_time(), 0
+    seconds = time.process_time()
+    read = 0
     for process in processes:
         try:
             fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
@@ -130,14 +132,16 @@ class Understudy:
 class MapStyle:
     """A dataset of LeRobot's interface in torch's DataLoader, with the sampler of LeRobot's trainer."""
 
-    prefetch, context = 4, "fork"
+    prefetch = 4
+    context = "fork"
 
     def __init__(self, root: str, batch: int, chunk: int, workers: int) -> None:
         info, episodes = dataset_facts(root)
         self.batch = batch
         self.first = episodes["dataset_from_index"].to_numpy()
         self.last = episodes["dataset_to_index"].to_numpy()
-        self.frames, self.workers = int(self.last[-1]), workers
+        self.frames = int(self.last[-1])
+        self.workers = workers
         self.dataset = self.open(root, {"action": [i / info["fps"] for i in range(chunk)]})
         self.loader = self.load(self.sampler())
 
@@ -211,7 +215,9 @@ class LeRobotPyAV(LeRobot):
 class Lance(MapStyle):
     """`LanceDBDataset` over a converted copy on the local disk, as the package's page loads it."""
 
-    prefetch, context = 2, "forkserver"  # torch's default, and the package's lance_mp_context()
+    # torch's default, and the package's lance_mp_context()
+    prefetch = 2
+    context = "forkserver"
 
     @staticmethod
     def version() -> str:
@@ -261,7 +267,9 @@ class BlocksDataset:
 
         info, episodes = dataset_facts(root)
         rows = pa.concat_tables([pq.read_table(path) for path in sorted(Path(root, "data").rglob("*.parquet"))])
-        self.root, self.chunk, self.fps = root, chunk, info["fps"]
+        self.root = root
+        self.chunk = chunk
+        self.fps = info["fps"]
         self.rows = {key: np.stack(rows[key].to_numpy(zero_copy_only=False)) for key in ("observation.state", "action")}
         self.episode, self.frame = rows["episode_index"].to_numpy(), rows["frame_index"].to_numpy()
         self.end = episodes["dataset_to_index"].to_numpy()
@@ -278,7 +286,8 @@ class BlocksDataset:
     def __getitem__(self, row: int) -> dict[str, Any]:
         import numpy as np
 
-        episode, frame = int(self.episode[row]), int(self.frame[row])
+        episode = int(self.episode[row])
+        frame = int(self.frame[row])
         actions = np.minimum(np.arange(row, row + self.chunk), self.end[episode] - 1)
         sample = {"observation.state": self.rows["observation.state"][row], "action": self.rows["action"][actions]}
         for key, files in self.videos.items():
@@ -322,8 +331,10 @@ class Stream:
     """Endless batches of one dataset, their time and their costs."""
 
     def __init__(self, name: str, **asked: Any) -> None:
-        start, self.cpu = time.perf_counter(), spent(process_tree(os.getpid()))[0]
-        self.loader, self.taken = LOADERS[name](**asked), 0
+        start = time.perf_counter()
+        self.cpu = spent(process_tree(os.getpid()))[0]
+        self.loader = LOADERS[name](**asked)
+        self.taken = 0
         self.queued = self.loader.prefetch * max(1, asked["workers"])
         self.passing = iter(self.loader.batches())
         self.expected = iter(self.loader.order(1 << 30))
@@ -351,11 +362,15 @@ class Stream:
             time.sleep(step_ms / 1000)
         processes = process_tree(os.getpid())
         (cpu, read), start = spent(processes), time.perf_counter()
-        samples, batches, waited = 0, 0, 0.0
+        samples = 0
+        batches = 0
+        waited = 0.0
         while time.perf_counter() - start < seconds or batches < least:
             wait, count = self.next()
             time.sleep(step_ms / 1000)
-            samples, batches, waited = samples + count, batches + 1, waited + wait
+            samples = samples + count
+            batches = batches + 1
+            waited = waited + wait
         passed = time.perf_counter() - start
         cpu_after, read_after = spent(processes)
         return {
@@ -375,9 +390,11 @@ def convert(name: str, root: str, out: str) -> dict[str, Any]:
     """Make the copy of a dataset that a loader reads."""
     making = out + ".making"
     shutil.rmtree(making, ignore_errors=True)
-    before, start = os.times(), time.perf_counter()
+    before = os.times()
+    start = time.perf_counter()
     LOADERS[name].convert(root, making)
-    seconds, after = time.perf_counter() - start, os.times()
+    seconds = time.perf_counter() - start
+    after = os.times()
     Path(making).rename(out)
     size = sum(path.stat().st_size for path in Path(out).rglob("*") if path.is_file())
     return {"seconds": seconds, "cpu_seconds": sum(after[:4]) - sum(before[:4]), "bytes": size}
@@ -390,7 +407,8 @@ def answer_requests(name: str, answers: Any) -> None:
     except (ImportError, RuntimeError, OSError) as error:
         print(json.dumps({"missing": f"{type(error).__name__}: {error}"[:300]}), file=answers, flush=True)
         return
-    key, stream = "", None
+    key = ""
+    stream = None
     for line in sys.stdin:
         asked = json.loads(line)
         try:
@@ -406,10 +424,12 @@ def answer_requests(name: str, answers: Any) -> None:
                 timing = {name: asked.pop(name) for name in ("seconds", "step_ms", "least") if name in asked}
                 if stream is None or json.dumps(asked) != key:
                     stream = None  # ends its workers
-                    key, stream = json.dumps(asked), Stream(name, **asked)
+                    key = json.dumps(asked)
+                    stream = Stream(name, **asked)
                 answer = stream.measure(**timing)
         except Exception as error:  # any error about this dataset: the next one may work
-            answer, stream = {"missing": f"{type(error).__name__}: {error}"[-500:]}, None
+            answer = {"missing": f"{type(error).__name__}: {error}"[-500:]}
+            stream = None
         print(json.dumps(answer), file=answers, flush=True)
     if stream is not None:
         stream.loader.close()
@@ -421,7 +441,9 @@ def main() -> None:
     folder = Path(again or tempfile.mkdtemp(prefix="bench-loader-"))
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_HOME"] = os.environ["HF_DATASETS_CACHE"] = str(folder)
-    answers, sys.stdout = sys.stdout, sys.stderr  # output of libraries is no answer
+    # output of libraries is no answer
+    answers = sys.stdout
+    sys.stdout = sys.stderr
     try:
         if not again and sys.argv[1] != "understudy":
             lend_ffmpeg(folder)

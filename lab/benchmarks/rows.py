@@ -181,7 +181,9 @@ def read(root: str, seconds: float, warm: float) -> dict[str, Any]:
         largest = 0
         while time.perf_counter() - begun < warm:
             next(loader)
-        samples, cpu, started = 0, common.cpu_seconds(), time.perf_counter()
+        samples = 0
+        cpu = common.cpu_seconds()
+        started = time.perf_counter()
         while time.perf_counter() - started < seconds:
             samples += len(next(loader)["index"])
             largest = max(largest, common.anonymous_bytes() - before)
@@ -202,7 +204,8 @@ def decode_all(root: str) -> dict[str, Any]:
     """Read a sample of every data file, so that all columns are decoded: seconds."""
     import understudy as us
 
-    begun, cpu = time.perf_counter(), common.cpu_seconds()
+    begun = time.perf_counter()
+    cpu = common.cpu_seconds()
     data = us.EpisodeDataset(root, keys=list(VECTORS))
     episodes = np.arange(0, data.num_episodes, PER_DATA)
     data.keep_rows(1 << 30, 0, readers=os.cpu_count() or 1)
@@ -246,7 +249,8 @@ def rival(name: str, python: str, root: Path, seconds: float) -> dict[str, Any]:
             if "missing" in copy
             else process.ask(root=str(place), batch=32, chunk=1, workers=cores, seconds=seconds)
         )
-        peak_mb, version = process.peak_mb, process.version
+        peak_mb = process.peak_mb
+        version = process.version
     if "missing" in found:
         return {"version": version, "missing": found["missing"]}
     return {

@@ -38,8 +38,17 @@ from common import conditions
 
 T = TypeVar("T")
 
-SIZES, RANKS, BATCH, CAMERAS, WIDTH, CHUNK = (100_000, 1_000_000, 10_000_000), (1, 8, 64, 800), 8000, 3, 7, 8
-TASKS, FPS, PER_DATA, PER_VIDEO, PER_META = 100, 15, 1000, 100, 100_000
+SIZES = (100_000, 1_000_000, 10_000_000)
+RANKS = (1, 8, 64, 800)
+BATCH = 8000
+CAMERAS = 3
+WIDTH = 7
+CHUNK = 8
+TASKS = 100
+FPS = 15
+PER_DATA = 1000
+PER_VIDEO = 100
+PER_META = 100_000
 
 
 def write_metadata(root: Path, lengths: np.ndarray) -> None:
@@ -62,8 +71,10 @@ def write_metadata(root: Path, lengths: np.ndarray) -> None:
     (root / "meta/info.json").write_text(json.dumps(info))
     texts = [f"task {number}" for number in range(TASKS)]
     pq.write_table(pa.table({"task_index": np.arange(TASKS), "task": texts}), root / "meta/tasks.parquet")
-    ids, starts = np.arange(len(lengths)), np.cumsum(lengths) - lengths
-    video, data = ids // PER_VIDEO, ids // PER_DATA
+    ids = np.arange(len(lengths))
+    starts = np.cumsum(lengths) - lengths
+    video = ids // PER_VIDEO
+    data = ids // PER_DATA
     columns: dict[str, Any] = {
         "episode_index": ids,
         "length": lengths,
@@ -123,7 +134,8 @@ class Stages:
         self._before = private_mb()
 
     def run(self, name: str, work: Callable[[], T]) -> T:
-        cpu, wall = time.process_time(), time.perf_counter()
+        cpu = time.process_time()
+        wall = time.perf_counter()
         result = work()
         self.found[name] = {
             "cpu_s": round(time.process_time() - cpu, 3),
@@ -192,7 +204,8 @@ def simulate(order: Any, frames: int, batch: int, world: int) -> dict[str, Any]:
     from understudy_data.order.rank_positions import rank_positions
 
     step = frames // 2 // batch
-    times, parts = [], []
+    times = []
+    parts = []
     for rank in range(world):
         begun = time.process_time()
         source, episode, frame = order.locate(rank_positions(step, batch, rank, world))

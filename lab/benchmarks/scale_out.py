@@ -159,7 +159,8 @@ def kill(source: Path, folder: Path, kills: int, seed: int) -> dict[str, Any]:
     whole = content(folder / "whole")
     counts = {"kills": 0, "of_commands": 0, "edits": 0, "thrice": 0, "wrong": 0, "left": 0}
     while counts["kills"] < kills:
-        out, work = folder / "out", folder / f"work-{counts['edits']}"
+        out = folder / "out"
+        work = folder / f"work-{counts['edits']}"
         words = [*EDIT, "--workers", "2", "--work", str(work)]
         command = [sys.executable, "-m", "understudy", *(word.format(source=source, out=out) for word in words)]
         while not out.exists():
@@ -168,7 +169,8 @@ def kill(source: Path, folder: Path, kills: int, seed: int) -> dict[str, Any]:
             while driver.poll() is None and counts["kills"] < kills:
                 time.sleep(draw.uniform(0.02, 0.3))
                 if len(list(work.glob("*.part"))) > parts and (victims := processes_of(work)):
-                    victim, parts = draw.choice(victims), len(list(work.glob("*.part")))
+                    victim = draw.choice(victims)
+                    parts = len(list(work.glob("*.part")))
                     os.kill(victim, signal.SIGKILL)
                     counts["kills"] += 1
                     counts["of_commands"] += victim == driver.pid
@@ -204,7 +206,8 @@ def measure_driver(source: Path, folder: Path) -> dict[str, float]:
     each = (time.process_time() - begin) / len(parts)
     catalog = Catalog.open(source)
     work = row_facts.ReadRows(catalog)
-    part, facts = tuple(range(len(catalog.episodes.data))), row_facts.RowFacts(len(catalog.episodes))
+    part = tuple(range(len(catalog.episodes.data)))
+    facts = row_facts.RowFacts(len(catalog.episodes))
     begin = time.process_time()
     result = work(part)
     read = (time.process_time() - begin) / result.rows
@@ -236,13 +239,17 @@ def load_first_batch(root: Path, batch: int, rank: int, world: int) -> dict[str,
     `video` has the bytes that were read from videos until then, read-ahead included, `others` those of all other reads
     by calls, `samples` (episode, frame) of each sample.
     """
-    read, fill, all_before = Counter[str](), LocalSource.fill, read_bytes()
+    read = Counter[str]()
+    fill = LocalSource.fill
+    all_before = read_bytes()
 
     def count(source: LocalSource, offset: int, memory: memoryview) -> None:
         read[Path(source.where).suffix] += len(memory)
         fill(source, offset, memory)
 
-    anonymous, cpu, begun = anonymous_bytes(), cpu_seconds(), time.perf_counter()
+    anonymous = anonymous_bytes()
+    cpu = cpu_seconds()
+    begun = time.perf_counter()
     place = {"rank": rank, "world_size": world}
     with mock.patch.object(LocalSource, "fill", count), us.Loader(root, batch_size=batch, seed=0, **place) as loader:
         first = next(loader)
@@ -279,7 +286,8 @@ def read_bytes() -> int:
 
 def mapped_bytes() -> int:
     """Resident bytes of the columns that this process maps."""
-    total, is_counted = 0, False
+    total = 0
+    is_counted = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split(" ", 1)[0]:
             is_counted = "/understudy/rows/" in line
@@ -294,7 +302,8 @@ def load_in_turn(root: Path, batch: int, world: int) -> dict[str, Any]:
         named = pool.apply(named_batch, (root, batch, world))
         before = pool.apply(load_first_batch, (root, batch, 0, world))
         ranks = [pool.apply(load_first_batch, (root, batch, rank, world)) for rank in range(world)]
-    needed, row = decoded_bytes(root, named) / world, batch // world * ROW
+    needed = decoded_bytes(root, named) / world
+    row = batch // world * ROW
     keys = ("first_s", "cpu_s", "anonymous", "mapped", "video", "others")
     found = {key: np.array([one[key] for one in ranks]) for key in keys}
     return {

@@ -97,8 +97,12 @@ class Robots:
     """Sound robots in threads, which share a number of requests."""
 
     def __init__(self, address: str, expected: Expected, requests: int, timeout_s: float = 60) -> None:
-        self.address, self.expected, self.timeout_s = address, expected, timeout_s
-        self.left, self.wrong, self.largest = requests, 0, 0.0
+        self.address = address
+        self.expected = expected
+        self.timeout_s = timeout_s
+        self.left = requests
+        self.wrong = 0
+        self.largest = 0.0
         self.seconds: list[float] = []
         self.lock = threading.Lock()
 
@@ -163,9 +167,11 @@ def load(folder: Path, expected: Expected, requests: int, robots: int) -> dict[s
     alone = Robots(server.address, expected, min(500, requests // 4))
     alone.drive(0)
     time.sleep(0.5)
-    before, sizes = server.open_files(), {}
+    before = server.open_files()
+    sizes = {}
     fleet = Robots(server.address, expected, requests)
-    threads, planted = fleet.start(robots), 0
+    threads = fleet.start(robots)
+    planted = 0
     while any(thread.is_alive() for thread in threads):
         done = requests - fleet.left
         if done >= requests // 5:
@@ -179,7 +185,8 @@ def load(folder: Path, expected: Expected, requests: int, robots: int) -> dict[s
     time.sleep(2)
     leaked = server.open_files() - before
     assert server.end() == 0
-    one, several = alone.quantiles(), fleet.quantiles()
+    one = alone.quantiles()
+    several = fleet.quantiles()
     return {
         "requests": requests,
         "wrong": fleet.wrong + alone.wrong,

@@ -126,7 +126,8 @@ def main() -> int:
         if os.waitpid(fork(reference), 0)[1]:
             raise SystemExit("the run without a kill failed")
         calls, seconds = json.loads((folder / "figures.json").read_text())
-        wanted, out = digest(folder / "reference"), folder / "out"
+        wanted = digest(folder / "reference")
+        out = folder / "out"
         while counts["kills"] < options.kills:
             step = rng.choice([rng.randint(1, calls), rng.randint(calls - 2, calls)])  # the last ones show the output
             at_call = step if counts["kills"] % 2 else 0

@@ -36,7 +36,9 @@ from understudy import Loader, Order, keep_freed_memory
 from understudy_data.load.loader import Batch
 
 STRETCHES = 10  # of equal length, whose median memories are compared
-LONGER, SHORTER = 1.05, 0.98  # factors of the time given, after a victim with no batch and after one with some:
+# factors of the time given, after a victim with no batch and after one with some:
+LONGER = 1.05
+SHORTER = 0.98
 # three in ten die before their first batch, on a machine of any load
 
 
@@ -91,7 +93,8 @@ def steady(setting: Setting, seconds: float, every: float) -> Memory:
         samples = loader.position
     size = len(seen) // STRETCHES
     medians = [median(seen[i * size : (i + 1) * size]) for i in range(STRETCHES)]
-    spread, shown = max(medians) / min(medians) - 1, tuple(round(value / 1e6, 1) for value in medians)
+    spread = max(medians) / min(medians) - 1
+    shown = tuple(round(value / 1e6, 1) for value in medians)
     return Memory(now - start, samples, samples / len(data), median(seen) / 1e6, spread, shown)
 
 
@@ -154,9 +157,15 @@ def kill_victims(setting: Setting, folder: Path, kills: int, seed: int = 0) -> K
     Raises:
         RuntimeError: a victim ends by itself or cannot deliver a batch.
     """
-    draw, begun, batch = random.Random(seed), time.monotonic(), setting.batch
-    log, whole = folder / "killed", folder / "whole"
-    patience, reached, in_vain, number = _until_first(setting, folder / "first"), 0, 0, 0
+    draw = random.Random(seed)
+    begun = time.monotonic()
+    batch = setting.batch
+    log = folder / "killed"
+    whole = folder / "whole"
+    patience = _until_first(setting, folder / "first")
+    reached = 0
+    in_vain = 0
+    number = 0
     while number < kills or not reached:  # an empty stream proves nothing
         number += 1
         child = fork_victim(replace(setting, threads=draw.randint(1, 4)), log, reached * batch)
@@ -216,7 +225,9 @@ def main() -> None:
     parser.add_argument("--real", default=os.environ.get("UNDERSTUDY_TEST_DATA", ""), help="folder of real recordings")
     parser.add_argument("--cache", default=CACHE, type=Path, help="for the dataset")
     parser.add_argument("--seed", type=int, default=0, help="of the instants")
-    options, where, passed = parser.parse_args(), conditions(), True
+    options = parser.parse_args()
+    where = conditions()
+    passed = True
     place = f"{where['cores']} cores, {where['cpu']}, torch {where['torch']} |"
     date = where["date"].split()[0]
     if options.kills:  # first: forked victims have loaded nothing then

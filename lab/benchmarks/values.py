@@ -55,7 +55,9 @@ from understudy_zoo.cli.score import ScoreConfig, score
 KINDS = ("good", "slow", "failing", "corrected")
 WAYS = ("plain", "filtered", "positive", "weighted", "conditioned")
 SIZES = {"width": 64, "layers": 2, "noise_samples": 2}
-SLOW, CORRECTED_AFTER, WORLDS = 1 / 3, 10, 45
+SLOW = 1 / 3
+CORRECTED_AFTER = 10
+WORLDS = 45
 STATE = ["x", "y", "z", "grip", *(f"{block}_{axis}" for block in ("named", "second", "third") for axis in "xyz")]
 
 
@@ -75,7 +77,8 @@ class StateTable(TabletopEnv):
 
 def demonstrate(env: StateTable, kind: str, episode: int) -> Iterator[tuple[dict[str, Any], Outcome]]:
     """Yield the frames of a demonstration with the outcome of each."""
-    task, layout = env.tasks[episode % len(env.tasks)], layout_seed(7, episode)
+    task = env.tasks[episode % len(env.tasks)]
+    layout = layout_seed(7, episode)
     observation = env.reset(layout, task)
     named = env.color
     other = COLORS[(COLORS.index(named) + 1 + episode // len(COLORS) % 2) % len(COLORS)]
@@ -151,7 +154,8 @@ def value_function(root: Path, steps: int) -> dict[str, Any]:
     kind = np.array(
         [data_set.catalog.episode_metadata()["kind"][episode] for episode in batch["episode_index"].tolist()]
     )
-    positive, advantage = batch["advantage_is_positive"].numpy(), batch["advantage"].double().numpy()
+    positive = batch["advantage_is_positive"].numpy()
+    advantage = batch["advantage"].double().numpy()
     weight = np.clip(np.exp(advantage / advantage.std()), 1e-3, 20.0)
     table = {"episode": batch["episode_index"].numpy(), "frame": batch["frame_index"].numpy(), "weight": weight}
     pq.write_table(pa.table(table), root / "weights.parquet")
@@ -190,11 +194,13 @@ def play(policy_dir: Path, way: str, scenes: int) -> tuple[list[bool], float]:
 
 def differences(successes: dict[str, list[list[bool]]]) -> dict[str, Any]:
     """Success of each way, and its difference to `plain`, paired by scene."""
-    plain, rows = np.array(successes["plain"], float), {}
+    plain = np.array(successes["plain"], float)
+    rows = {}
     for way, of_seeds in successes.items():
         played = np.array(of_seeds, float)  # [seeds, scenes]
         of_scene = (played - plain[: len(played)]).mean(axis=0)
-        mean, se = float(of_scene.mean()), float(of_scene.std(ddof=1) / math.sqrt(len(of_scene)))
+        mean = float(of_scene.mean())
+        se = float(of_scene.std(ddof=1) / math.sqrt(len(of_scene)))
         rows[way] = {"success": float(played.mean()), "of_seed": played.mean(axis=1).tolist(), "difference": mean}
         rows[way]["interval"] = loss_interval(mean, se, len(of_scene))
     return rows

@@ -35,12 +35,18 @@ from understudy_robot.cli.contract import ContractConfig, read_any
 from understudy_robot.contracts.tensors import weights_digest
 from understudy_robot.rollout.env_contract import env_contract
 
-STATE, ACTION = "observation.state", "action"
-FRONT, WRIST = "observation.images.front", "observation.images.wrist"
+STATE = "observation.state"
+ACTION = "action"
+FRONT = "observation.images.front"
+WRIST = "observation.images.wrist"
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
-MEAN, STD = np.array([2.0, -40, 50, 60, -5, 20]), np.array([25.0, 20, 20, 15, 30, 12])
+MEAN = np.array([2.0, -40, 50, 60, -5, 20])
+STD = np.array([25.0, 20, 20, 15, 30, 12])
 TASKS = ("pick up the red block", "open the drawer")
-HEIGHT, WIDTH, FPS, CHUNK = 48, 64, 30, 16
+HEIGHT = 48
+WIDTH = 64
+FPS = 30
+CHUNK = 16
 Stats = dict[str, np.ndarray]
 Pairing = tuple[Path, Path | None]
 SEEDS = range(10)
@@ -48,7 +54,8 @@ SEEDS = range(10)
 
 def gauss(mean: np.ndarray, std: np.ndarray) -> Stats:
     """Figures of a vector of bell curves."""
-    low, high = mean - 2.33 * std, mean + 2.33 * std
+    low = mean - 2.33 * std
+    high = mean + 2.33 * std
     return {"mean": mean, "std": std, "min": mean - 3 * std, "max": mean + 3 * std, "q01": low, "q99": high}
 
 
@@ -99,7 +106,8 @@ class Sets:
     """Datasets of one benchmark: each is recorded once, then copied and changed."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self._made = root, 0
+        self.root = root
+        self._made = 0
 
     def folder(self) -> Path:
         self._made += 1
@@ -141,7 +149,8 @@ def lerobot(
     root.mkdir(parents=True)
     width = len(stats["mean"])
     visual = {key: {"type": "VISUAL", "shape": [3, HEIGHT, WIDTH]} for key in cameras}
-    state, action = {"type": "STATE", "shape": [width]}, {"type": "ACTION", "shape": [width]}
+    state = {"type": "STATE", "shape": [width]}
+    action = {"type": "ACTION", "shape": [width]}
     modes = {"VISUAL": "MEAN_STD" if kind == "act" else "IDENTITY", "STATE": mode, "ACTION": mode}
     config = {
         "type": kind,
@@ -257,7 +266,9 @@ def groot_processor(root: Path, rep: str = "ABSOLUTE", relative: bool = True) ->
 
 def with_modality(dataset: Path, order: tuple[str, ...] = ("single_arm", "gripper")) -> Path:
     """Add GR00T's meta/modality.json."""
-    widths, start, groups = {"single_arm": 5, "gripper": 1}, 0, {}
+    widths = {"single_arm": 5, "gripper": 1}
+    start = 0
+    groups = {}
     for name in order:
         groups[name] = {"start": start, "end": start + widths[name]}
         start += widths[name]
@@ -300,7 +311,8 @@ def robot(path: Path, **changes: Any) -> Path:
 def environment(path: Path, **changes: Any) -> Path:
     """The contract of an environment, as a file."""
 
-    image, vector = {"dtype": "video", "shape": (HEIGHT, WIDTH, 3)}, {"dtype": "float32", "shape": (6,)}
+    image = {"dtype": "video", "shape": (HEIGHT, WIDTH, 3)}
+    vector = {"dtype": "float32", "shape": (6,)}
     arm: Any = SimpleNamespace(
         name="arm",
         fps=FPS,
@@ -326,7 +338,8 @@ def joined(vector: VectorFacts, **changes: Any) -> VectorFacts:
     return replace(vector, **changes)
 
 
-STATE_FACTS, ACTION_FACTS = facts().state, facts().action
+STATE_FACTS = facts().state
+ACTION_FACTS = facts().action
 assert STATE_FACTS is not None
 HANDS = tuple(f"observation.images.{name}" for name in ("left", "right", "hand"))
 SLOTS = tuple(f"observation.images.camera{number}" for number in (1, 2, 3))
@@ -614,7 +627,8 @@ def listed(pairing: Pairing) -> list[Mismatch]:
 # -- faults that only motion shows ------------------------------------------------------------------------------------
 
 Observation = dict[str, Any]
-ARM_CONTRACT, MOST_SEEN = arm_contract(), 40
+ARM_CONTRACT = arm_contract()
+MOST_SEEN = 40
 
 
 def joints(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Observation], Observation]:
@@ -665,7 +679,9 @@ def in_motion() -> dict[str, dict[str, Any]]:
 def main() -> int:
     options = make_parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        sets, rows, alarms = Sets(Path(folder)), [], []
+        sets = Sets(Path(folder))
+        rows = []
+        alarms = []
         for name, planted in FAULTS.items():
             found = {(mismatch.kind, mismatch.key) for mismatch in listed(planted.make(sets))}
             remedies = sorted({REMEDIES[kind] for kind, _ in planted.named})

@@ -177,7 +177,8 @@ def as_words(settings: Mapping[str, Any]) -> list[str]:
 @torch.no_grad()
 def psnr_ahead(run: Path) -> dict[str, dict[str, float | None]]:
     """PSNR in dB of images at the ends of the chunks inside the validation episodes: pixels -> kind -> figure."""
-    policy, settings = load(run / "policy").eval(), load_settings(TrainConfig, run / "config.yaml")
+    policy = load(run / "policy").eval()
+    settings = load_settings(TrainConfig, run / "config.yaml")
     data = open_data(settings)
     (training,), (validation,) = data.training, data.validation
     assert validation is not None
@@ -237,7 +238,8 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 def gradients(run: Path, count: int = 64) -> dict[str, dict[str, dict[str, float]]]:
     """Norm of the gradient of each loss, and its cosine with the policy's: part of the network -> loss -> figures."""
-    policy, settings = load(run / "policy").eval(), load_settings(TrainConfig, run / "config.yaml")
+    policy = load(run / "policy").eval()
+    settings = load_settings(TrainConfig, run / "config.yaml")
     held = read_validation_data(settings, open_data(settings))
     assert held is not None
     part = slice(0, min(count, len(held)))

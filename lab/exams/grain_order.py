@@ -117,7 +117,10 @@ class ElasticIterator:
     """Batches of one shard; the state is a position in the order of all samples."""
 
     def __init__(self, ds: Any, global_batch_size: int, shard_options: sharding.ShardOptions, **readers: Any) -> None:
-        self._data, self._batch, self._shard, self._position = ds, global_batch_size, shard_options, 0
+        self._data = ds
+        self._batch = global_batch_size
+        self._shard = shard_options
+        self._position = 0
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return self
@@ -139,7 +142,8 @@ class ElasticIterator:
 shuffle.index_shuffle = SimpleNamespace(index_shuffle=index_shuffle)
 sys.modules["grain._src.python.experimental.index_shuffle.python.index_shuffle_module"].index_shuffle = index_shuffle
 mix.SelectionWithProportionsMap = SelectionMap
-samplers.IndexSampler, samplers.SequentialSampler = IndexSampler, SequentialSampler
+samplers.IndexSampler = IndexSampler
+samplers.SequentialSampler = SequentialSampler
 elastic_iterator.ElasticIterator = ElasticIterator
 
 SHARDS = "a shard of theirs has records of its own; here all ranks share one order, and a rank has every n-th position"

@@ -122,7 +122,8 @@ def modify_tasks(
 ) -> LeRobotDataset:
     if new_task is None and not episode_tasks and not task_replacements:
         raise DatasetError("no task")
-    texts, changes = Catalog.open(dataset.root).tasks, task_replacements or {}
+    texts = Catalog.open(dataset.root).tasks
+    changes = task_replacements or {}
     if unknown := [text for text in changes if text not in texts]:
         raise DatasetError(f"unknown tasks {unknown}")
     if beyond := [episode for episode in episode_tasks or {} if episode >= dataset.meta.total_episodes]:

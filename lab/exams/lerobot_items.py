@@ -15,7 +15,8 @@ def differences(root: Path, theirs: Any, ours: us.EpisodeDataset) -> list[str]:
     found = [] if len(ours) == len(theirs) else [f"{len(ours)} and {len(theirs)} items"]
     features = json.loads((root / "meta/info.json").read_text())["features"]
     for index in range(min(len(ours), len(theirs))):
-        sample, item = ours[index], theirs[index]
+        sample = ours[index]
+        item = theirs[index]
         for key, value in item.items():
             if key not in sample:
                 found.append(f"{key}: only LeRobot delivers it")

@@ -57,7 +57,8 @@ class RTCProcessor(modeling_rtc.RTCProcessor):
         if prev_chunk_left_over is None:
             return original_denoise_step_partial(x_t)
         noisy, previous = (x[None] if x.ndim < 3 else x for x in (x_t, prev_chunk_left_over))
-        length, given = noisy.shape[1], previous.shape[1]
+        length = noisy.shape[1]
+        given = previous.shape[1]
         horizon = min(execution_horizon or self.rtc_config.execution_horizon, given)
         weights = self.get_prefix_weights(inference_delay, horizon, length)[None, :, None]
         chunk = torch.nn.functional.pad(previous, (0, 0, 0, length - given))
@@ -161,7 +162,8 @@ class PI05Policy(nn.Module):
     _remember = RobotPolicy._remember
 
     def reset(self) -> None:
-        self.metadata, self._histories = {"fps": 1}, []
+        self.metadata = {"fps": 1}
+        self._histories = []
         self.policy = SimpleNamespace(config=SimpleNamespace())
 
     def _windows(self) -> dict[str, tuple[float, ...]]:
@@ -181,7 +183,8 @@ class PI05Policy(nn.Module):
 def _build_flow_matching_inputs(
     actions: torch.Tensor, noise: torch.Tensor, time: torch.Tensor, prefix_mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    width, chunk = actions.shape[-1], actions.shape[1]
+    width = actions.shape[-1]
+    chunk = actions.shape[1]
     identity = Normalizer({ACTION: {"offset": [0.0] * width, "spread": [1.0] * width}}, {ACTION: width})
     batch = {ACTION: actions, f"{ACTION}_is_pad": torch.zeros(actions.shape[:2], dtype=torch.bool)}
     draws = {"flow noise": noise[:, None], "flow time": time[:, None], "flow delay": prefix_mask.sum(1)}

@@ -47,7 +47,8 @@ def get_partitions(
     nodes = (num_canonical_nodes, num_physical_nodes)
     if algo == "orig" and max(nodes) % min(nodes):  # the tests want this algorithm to have its limit; ours has none
         raise ValueError("Either canonical or physical nodes must be divisible by the other")
-    world, order = num_physical_nodes * ranks_per_node, order_of((num_samples,), mode="sequential")
+    world = num_physical_nodes * ranks_per_node
+    order = order_of((num_samples,), mode="sequential")
     size = world * batch_size
     steps = max(0, -(-(num_samples - drop_first) // size))
     frames = order.locate(np.arange(drop_first, drop_first + steps * size))[2].reshape(steps, size)
@@ -60,7 +61,8 @@ def get_partitions(
 
 
 def get_shuffle(sizes: np.ndarray, num_canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
-    order, total = order_of(tuple(sizes.tolist()), seed), int(sizes.sum())
+    order = order_of(tuple(sizes.tolist()), seed)
+    total = int(sizes.sum())
     return order.lines(np.arange(epoch * total, (epoch + 1) * total))[2]
 
 
@@ -68,7 +70,8 @@ def get_sampling(
     sizes: np.ndarray, choose: int, granularity: int, seed: int, epoch: int, use_epoch: bool
 ) -> np.ndarray:
     """Samples per shard among the first `choose` of an epoch."""
-    order, total = order_of(tuple(sizes.tolist()), seed), int(sizes.sum())
+    order = order_of(tuple(sizes.tolist()), seed)
+    total = int(sizes.sum())
     first = epoch * total if use_epoch else 0
     return np.bincount(order.locate(np.arange(first, first + choose))[1], minlength=len(sizes))
 
@@ -95,7 +98,9 @@ class Stream:
         self, local: str, proportion: float | None = None, repeat: float | None = None, choose: int | None = None
     ) -> None:
         self.values = json.loads(Path(local, "values.json").read_text())
-        self.proportion, self.repeat, self.choose = proportion, repeat, choose
+        self.proportion = proportion
+        self.repeat = repeat
+        self.choose = choose
 
 
 class StreamingDataset:

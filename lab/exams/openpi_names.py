@@ -86,7 +86,9 @@ class Adapted:
     """A layer with the interface of flax, with adapters if it has a `lora_config`."""
 
     def __init__(self, width: int, out: int, lora_config: Any) -> None:
-        self.width, self.out, self.rank = width, out, 0 if lora_config is None else lora_config.rank
+        self.width = width
+        self.out = out
+        self.rank = 0 if lora_config is None else lora_config.rank
 
     def init(self, key: int, *inputs: Any) -> nn.Module:
         torch.manual_seed(key)

@@ -82,14 +82,16 @@ class DatasetMixtureMetadata:
     """Statistics of the heads of a mixture, pooled by `aggregate` with the frames of each dataset as its count."""
 
     def __init__(self, cfg: Any, metadatas: Sequence[Any], dataset_weights: Any, dataset_names: Sequence[str]) -> None:
-        heads, names = defaultdict(list), defaultdict(list)
+        heads = defaultdict(list)
+        names = defaultdict(list)
         for metadata, name in zip(metadatas, dataset_names):
             head = head_name(metadata.info.get("robot_type"), metadata.info.get("control_mode"), name)
             heads[head].append(metadata)
             names[head].append(name)
         self.norm_keys, self.norm_key_to_dataset_names = sorted(heads), dict(names)
         self.dataset_to_norm_index = {name: self.norm_keys.index(head) for head in names for name in names[head]}
-        self.dataset_names, self.per_dataset_stats = dataset_names, [metadata.stats for metadata in metadatas]
+        self.dataset_names = dataset_names
+        self.per_dataset_stats = [metadata.stats for metadata in metadatas]
         self.per_norm_key_stats = [self._pool(heads[head]) for head in self.norm_keys]
 
     @staticmethod

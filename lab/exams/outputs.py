@@ -11,7 +11,9 @@ from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_kit.cli.main import main
 
-EPISODES, FRAMES, SIDE = 12, 220, 64
+EPISODES = 12
+FRAMES = 220
+SIDE = 64
 CAMERA = "observation.images.front"
 NAMES = ("demonstrated", "recorded", "edited", "merged", "split/train", "split/val", "transcoded", "segmented")
 FEATURES = {
@@ -30,7 +32,8 @@ def record_arm(root: Path) -> None:
     rng = np.random.default_rng(0)
     with EpisodeWriter(root, fps=30, features=FEATURES, robot_type="arm", codec="libx264") as writer:
         for episode in range(EPISODES):
-            speeds, phases = rng.uniform(0.5, 1.5, 4), rng.uniform(0, 6, 4)
+            speeds = rng.uniform(0.5, 1.5, 4)
+            phases = rng.uniform(0, 6, 4)
             for frame in range(FRAMES + 5 * episode):
                 state, goal = (np.sin(speeds * (frame + ahead) / 15 + phases).astype(np.float32) for ahead in (0, 2))
                 image = rng.integers(0, 40, (SIDE, SIDE, 3), np.uint8)

@@ -45,7 +45,8 @@ def test_daft_reads_the_same(outputs: Path, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_rerun_reads_the_same(outputs: Path, name: str) -> None:
     experimental = pytest.importorskip("rerun.experimental")
-    ours, reader = us.EpisodeDataset(outputs / name), experimental.LeRobotReader(outputs / name)
+    ours = us.EpisodeDataset(outputs / name)
+    reader = experimental.LeRobotReader(outputs / name)
     lengths = ours.catalog.episodes.lengths.tolist()
     assert reader.episodes() == list(range(len(lengths)))
     for episode in (0, len(lengths) - 1):

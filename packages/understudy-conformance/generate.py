@@ -34,7 +34,10 @@ def encode_video(path: Path, images: list[np.ndarray], fps: int) -> None:
 def encode_png(image: np.ndarray) -> bytes:
     """One frame through FFmpeg's PNG encoder."""
     encoder = av.CodecContext.create("png", "w")
-    encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = SIDE, SIDE, "rgb24", 1
+    encoder.width = SIDE
+    encoder.height = SIDE
+    encoder.pix_fmt = "rgb24"
+    encoder.time_base = 1
     frame = av.VideoFrame.from_ndarray(image, format="rgb24")
     return b"".join(bytes(packet) for packet in [*encoder.encode(frame), *encoder.encode(None)])
 

@@ -29,7 +29,9 @@ from understudy_base.progress import show_log
 from understudy_kit.cli.main import read_settings
 from understudy_kit.config.schema import plain, validate
 
-STOPPED, WRONG_INPUT, FAILED = 75, 2, 1
+STOPPED = 75
+WRONG_INPUT = 2
+FAILED = 1
 
 
 def train_worker(content: dict[str, Any]) -> tuple[int, str]:
@@ -72,7 +74,8 @@ class StopBeforePreemption:
     """
 
     def __init__(self, run: RunDir) -> None:
-        self.run, self.seen = run, False
+        self.run = run
+        self.seen = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 

@@ -45,7 +45,8 @@ def test_a_round_compares_the_bucket_with_the_disk(
     bucket_sizes.main()
     table = json.loads(capsys.readouterr().out)["rows"]
     assert [row["place"] for row in table] == ["disk", "first", "second", "middle"]
-    first, second = table[1], table[2]
+    first = table[1]
+    second = table[2]
     assert first["video_used_over_needed"] >= 0.99
     assert np.isfinite(first["requests"])
     assert second["used_over_needed"] < 0.1

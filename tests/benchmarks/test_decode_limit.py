@@ -16,7 +16,8 @@ from loader_trial import Round, Setting, Trial, default_seconds, median_round
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.datasets import Spec, episode_pictures, write_dataset
 
-TOP, WRIST = "observation.images.top", "observation.images.wrist"
+TOP = "observation.images.top"
+WRIST = "observation.images.wrist"
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,8 @@ def test_limit_decodes_the_frames_of_the_dataset(root: Path) -> None:
     stretches = bench_limit.stretches(data, 4)
     assert len({(one.path, one.packets[0]) for one in stretches}) == 4  # different cameras, files or places
     for way in (bench_limit.bare, bench_limit.pyav):
-        pictures, seen = way(stretches[0]), 0
+        pictures = way(stretches[0])
+        seen = 0
         while seen < 2 * len(stretches[0].packets):  # beyond the end it continues from the beginning
             seen += next(pictures)
     counted = {"bare codec": 0, "container": 0}
@@ -141,7 +143,8 @@ def test_trial_measures_its_setting(root: Path) -> None:
         Setting(str(root), cameras=("none",)).data()
     trial = Trial(Setting(str(root), batch=4, chunk=5, cameras=(WRIST,), memory="4MB"))
     try:
-        lanes, ahead = trial.order.spec.sources[0].lanes, trial.loader.plan.policies[0].run_length
+        lanes = trial.order.spec.sources[0].lanes
+        ahead = trial.loader.plan.policies[0].run_length
         assert lanes * ahead > 4 * bench_measure.WARM_BATCHES
         for thrown_away in (-(-lanes * ahead // 4), bench_measure.WARM_BATCHES):  # before the first round a whole turn
             before = trial.loader.position

@@ -11,7 +11,8 @@ import defaults
 
 
 def test_decoding_in_a_row_reads_every_frame_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, reads = [0.0], []
+    clock = [0.0]
+    reads = []
     monkeypatch.setattr("time.thread_time", lambda: clock[0])
 
     class Reader:

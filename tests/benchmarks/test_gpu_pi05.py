@@ -103,10 +103,12 @@ def test_gpu_pi05_row_that_dies_or_hangs_is_a_result(
 
 
 def test_gpu_pi05_rates_are_those_of_the_formula_and_the_data_sheet() -> None:
-    sizes, tokens = sizes_of("tiny"), sample_tokens("tiny")
+    sizes = sizes_of("tiny")
+    tokens = sample_tokens("tiny")
     with torch.device("meta"):
         network = Pi0Network(sizes)
-        images, words = torch.empty(1, len(kinds.CAMERAS), 3, 64, 64), torch.zeros(1, tokens["text"]).long()
+        images = torch.empty(1, len(kinds.CAMERAS), 3, 64, 64)
+        words = torch.zeros(1, tokens["text"]).long()
         actions = torch.empty(1, sizes.chunk, sizes.dim)
     with FlopCounterMode(display=False) as counter:
         loss = network.flow_loss(images, None, words, None, actions[:, 0], actions, actions, actions[:, 0, 0])

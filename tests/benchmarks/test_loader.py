@@ -22,7 +22,8 @@ from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.testing.peak_memory import resident_bytes
 from understudy_data.testing.videos import rgb
 
-TOP, WRIST = "observation.images.top", "observation.images.wrist"
+TOP = "observation.images.top"
+WRIST = "observation.images.wrist"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_shuffled_writes_every_frame_later(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ring has the frames of sequential reading in order, delayed by the number held."""
-    held, ring, fed = 40, np.zeros((24, 3, 64, 64), np.uint8), 0
+    held = 40
+    ring = np.zeros((24, 3, 64, 64), np.uint8)
+    fed = 0
     (stretch,) = bench_limit.stretches(Setting(str(root), cameras=(TOP,)).data(), 1)
     context = bench_limit.create_context(stretch)
     decoded = [frame for data in stretch.packets for frame in context.decode(bench_limit.make_packet(data))]

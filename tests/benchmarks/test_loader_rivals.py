@@ -24,7 +24,8 @@ def answer(samples: int, cpu_seconds: float, read_bytes: int, waiting: float) ->
 
 
 class Named:
-    name, peak_mb = "understudy", 300.0
+    name = "understudy"
+    peak_mb = 300.0
 
 
 def test_figures_are_medians_over_rounds() -> None:

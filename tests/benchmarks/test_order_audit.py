@@ -16,7 +16,9 @@ class Source:
     """Whole episodes of the given lengths, numbered from `first` on in steps of 3."""
 
     def __init__(self, name: str, lengths: np.ndarray, first: int = 0, gop: int = 2) -> None:
-        self.name, self.gop, self.reach = name, gop, (0, 0)
+        self.name = name
+        self.gop = gop
+        self.reach = (0, 0)
         ids = first + 3 * np.arange(len(lengths))
         self.segments = np.stack([ids, np.zeros_like(ids), lengths], axis=1).astype(np.int64)
 
@@ -25,7 +27,8 @@ def round_robin(lanes: int, length: int):
     """`lanes` episodes of `length` frames read in turn, then the next `lanes` episodes."""
 
     def read(p: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        lane, i = p % lanes, p // lanes
+        lane = p % lanes
+        i = p // lanes
         episode = lane + lanes * (i // length)
         return episode, i % length, episode
 
@@ -74,8 +77,10 @@ windows = st.tuples(st.integers(0, 7), st.integers(0, 7))
 @given(st.integers(1, 40), windows, st.integers(0, 2**32))
 def test_decoded_counts_each_picture_of_an_owner_once(n: int, reach: tuple[int, int], seed: int) -> None:
     rng = np.random.default_rng(seed)
-    lengths, gop = rng.integers(1, 30, 3), rng.integers(1, 10, 3)
-    owner, episode = rng.integers(0, 2, n), rng.integers(0, 3, n)
+    lengths = rng.integers(1, 30, 3)
+    gop = rng.integers(1, 10, 3)
+    owner = rng.integers(0, 2, n)
+    episode = rng.integers(0, 3, n)
     frame = rng.integers(0, lengths[episode])
     # A decoder needs all frames from the key frame before a window to the end of the window.
     pictures = {

@@ -67,7 +67,8 @@ def test_lanes_are_whole_episodes_and_blocks_are_whole_blocks() -> None:
 
 def consumer_of(positions: np.ndarray, batch: int, ranks: int, workers: int, run: int) -> np.ndarray:
     """Which of ranks x workers makes each position: a rank's runs of a batch come from its workers in turn."""
-    step, offset = positions // batch, positions % batch
+    step = positions // batch
+    offset = positions % batch
     rank = offset // (batch // ranks)
     runs = (step * (batch // ranks) + offset % (batch // ranks)) // run
     return rank * workers + runs % workers
@@ -82,7 +83,8 @@ def test_pool_holds_so_many_episodes_and_uses_each_up() -> None:
     for c in range(6):
         mine = consumer == c
         left = {p: set(range(lengths[e])) for p, e in zip(piece[mine], episode[mine], strict=True)}
-        opened, closed = set(), set()
+        opened = set()
+        closed = set()
         for p, f in zip(piece[mine].tolist(), frame[mine].tolist(), strict=True):
             opened.add(p)
             left[p].remove(f)  # raises if a frame comes twice

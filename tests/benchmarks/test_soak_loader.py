@@ -69,7 +69,9 @@ def test_memory_that_grows_is_noticed(root: Path, monkeypatch: pytest.MonkeyPatc
     assert (
         soak_loader.steady(setting, seconds=0.5, every=0.005).spread < 0.2
     )  # in half a second a process settles, no more
-    plain, held, began = Loader.__next__, [], time.monotonic()
+    plain = Loader.__next__
+    held = []
+    began = time.monotonic()
 
     def leaking(self: Loader) -> dict:
         """400 MB a second, however few batches a busy machine makes in one."""

@@ -179,7 +179,8 @@ def test_skip_bad_writes_a_list_and_page_shows_it(
     next((tmp_path / "set/data").rglob("episode_000003.parquet")).write_bytes(b"not parquet")
     path = next((tmp_path / "set/data").rglob("episode_000001.parquet"))
     edit_column(path, "action", lambda values: [[np.nan, 0.0]] * len(values))
-    bad, page = tmp_path / "bad.json", tmp_path / "page.html"
+    bad = tmp_path / "bad.json"
+    page = tmp_path / "page.html"
     arguments = ["check", str(tmp_path / "set"), "--skip-bad", str(bad), "--page", str(page), "--limit", "1"]
     assert main.main(arguments) == 1
     content = json.loads(bad.read_text())

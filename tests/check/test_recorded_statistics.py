@@ -15,7 +15,8 @@ from understudy_kit.config.schema import override
 from understudy_tools.check.examine import check_dataset
 from understudy_tools.check.findings import Finding
 
-ACTION, STATE = "action", "observation.state"
+ACTION = "action"
+STATE = "observation.state"
 NAMES = ["shoulder", "elbow", "gripper"]
 
 

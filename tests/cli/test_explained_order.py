@@ -17,5 +17,6 @@ def test_explained_order_is_that_of_a_loader(tmp_path: Path, memory: str) -> Non
     choice = choose(read_tables(config), config)
     assert choice is not None
     with Loader(root, batch_size=4, memory=memory, seed=config.seed) as loader:
-        spec, other = loader.order.spec.sources[0], choice.order.spec.sources[0]
+        spec = loader.order.spec.sources[0]
+        other = choice.order.spec.sources[0]
     assert (spec.clip, spec.lanes, spec.cut) == (other.clip, other.lanes, other.cut)

@@ -16,7 +16,9 @@ from understudy_robot.envs.registry import open_env
 from understudy_robot.rollout.env_contract import env_contract
 from understudy_tools.cli.edit import EditConfig, edit
 
-FRONT, STATE, ACTION = "observation.images.front", "observation.state", "action"
+FRONT = "observation.images.front"
+STATE = "observation.state"
+ACTION = "action"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,8 @@ def edited(out: Path, *sources: Path, **options: object) -> Path:
 
 
 def test_a_recording_states_the_facts_of_its_environment(recorded: Path) -> None:
-    robot, known = stated(recorded), env_contract(open_env("tabletop", 32)).robots[""]
+    robot = stated(recorded)
+    known = env_contract(open_env("tabletop", 32)).robots[""]
     assert robot.to_json() == replace(known, robot_type="tabletop", tasks=()).to_json()
     read = dataset_contract(str(recorded)).robots[""]
     assert read.action.references == ("state", "state", "state", "absolute")

@@ -47,7 +47,8 @@ def all_distributions(door: str) -> set[str]:
 def test_table_has_the_distributions_of_each_door() -> None:
     listed = {}
     for door, distributions, _ in rows("Distributions"):
-        own, named = quoted(distributions), set()
+        own = quoted(distributions)
+        named = set()
         for name in own:
             named |= listed.get(name, {name})
         listed[door.strip("`")] = named

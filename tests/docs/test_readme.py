@@ -90,7 +90,8 @@ def test_numbers_of_the_tables_are_on_their_pages() -> None:
 def test_loading_page_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     names = run_python(ROOT / "docs" / "loading.md", {})
-    sample, batch = names["sample"], names["batch"]
+    sample = names["sample"]
+    batch = names["batch"]
     assert sample["action"].shape == (4, 4)
     assert sample["observation.images.front"].shape == (2, 3, 64, 64)
     assert sample["action_is_pad"].shape == (4,)

@@ -55,7 +55,8 @@ def test_jobset_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
     assert "useradd --create-home --uid 1000 " in image
     user = pod["securityContext"]
     assert (user["runAsUser"], user["runAsGroup"], user["fsGroup"]) == (1000, 1000, 1000)
-    asked, most = container["resources"]["requests"], container["resources"]["limits"]
+    asked = container["resources"]["requests"]
+    most = container["resources"]["limits"]
     assert asked["memory"] == most["memory"]  # /dev/shm of the pod is part of it
     assert "cpu" in asked
     assert "cpu" not in most
@@ -113,7 +114,8 @@ def test_jobs_of_ray_divide_tools_on_their_cluster() -> None:
 
 
 def test_skypilot_task_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
-    task, volume = load("recipes/skypilot/train.sky.yaml"), load("recipes/skypilot/volume.yaml")
+    task = load("recipes/skypilot/train.sky.yaml")
+    volume = load("recipes/skypilot/volume.yaml")
     [(place, name)] = task["volumes"].items()
     assert name == volume["name"]
     assert volume["config"]["access_mode"] == "ReadWriteMany"

@@ -55,7 +55,8 @@ def test_recipe_runs_word_for_word(
     write_ranges(tmp_path / "keep_ranges_1_0_1.json", ranges)
     files = {path.lstrip("/"): data for path, data in folder(tmp_path / "published", "/success").items()}
     files["keep_ranges_1_0_1.json"] = (tmp_path / "keep_ranges_1_0_1.json").read_bytes()
-    data, run = tmp_path / "data" / "droid", tmp_path / "runs" / "droid"
+    data = tmp_path / "data" / "droid"
+    run = tmp_path / "runs" / "droid"
     data.parent.mkdir()
     variables = {"DATASET": f"hf://datasets/{REPO}/success", "RANGES_REPO": REPO, "RANGES_REVISION": "main"}
     variables |= {"DATA": str(data), "RUN": str(run), "MASTER_PORT": str(free_port())}
@@ -186,7 +187,8 @@ SLURM_NODEID=0 exec "$@"
 
 def test_pasted_lines_train_at_the_rate_of_their_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks and the line for 8,192 samples as a person pastes them; programs print the arguments that arrive."""
-    programs, log = tmp_path / "bin", tmp_path / "log"
+    programs = tmp_path / "bin"
+    log = tmp_path / "log"
     programs.mkdir()
     scripts = {"torchrun": PRINTER, "understudy": PRINTER, "sbatch": QUEUE, "srun": SRUN, "scontrol": PRINTER}
     for name, text in {**scripts, **dict.fromkeys(CLUSTERS, PRINTER)}.items():

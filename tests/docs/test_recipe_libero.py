@@ -31,7 +31,13 @@ FEATURES = {
 class Twin:
     """An environment with LIBERO's keys: nothing moves, and no task is completed."""
 
-    name, fps, max_steps, episodes, one_scene, noise, tasks = "twin", 20, 6, 2, False, 0.0, ("open the drawer",)
+    name = "twin"
+    fps = 20
+    max_steps = 6
+    episodes = 2
+    one_scene = False
+    noise = 0.0
+    tasks = ("open the drawer",)
     conditions: ClassVar[dict[str, str]] = {}
     features = FEATURES
 

@@ -23,7 +23,8 @@ from understudy_kit.config.schema import dump_yaml
 pytest.importorskip("ray.train", reason="needs Ray (nox -s ray)")
 
 RECIPE = Path(__file__).parents[2] / "recipes/ray/train.py"
-STEPS, EVERY = 120, 25
+STEPS = 120
+EVERY = 25
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
@@ -102,7 +103,8 @@ def wait_for(process: "subprocess.Popen[bytes]", root: Path, step: int) -> None:
 
 def finish(process: "subprocess.Popen[bytes]", root: Path) -> tuple[int, str, list[int]]:
     """Wait for the end; returns the exit code, the output and the steps from which the run resumed."""
-    code, out = process.wait(), (root.parent / "out").read_text()
+    code = process.wait()
+    out = (root.parent / "out").read_text()
     return code, out, list(dict.fromkeys(int(step) for step in re.findall(r"resume: from step-(\d+)", out)))
 
 

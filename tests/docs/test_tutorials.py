@@ -22,7 +22,9 @@ SMALL = {"STEPS": "2", "MORE": "3", "BATCH": "4", "LAUNCH": "", "OPTIONS": TINY}
 
 def follow(page: str) -> list[str]:
     """Follow a page in the current folder; returns the programs and commands that it called."""
-    called, shell, names = [], list[str](), dict[str, object]()
+    called = []
+    shell = list[str]()
+    names = dict[str, object]()
     for language, block in blocks((ROOT / f"docs/tutorial_{page}.md").read_text()):
         if language == "python":
             exec(compile(block, f"tutorial_{page}.md", "exec"), names)
@@ -44,7 +46,8 @@ def test_tutorials_run_word_for_word(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    called, printed = {}, {}
+    called = {}
+    printed = {}
     for page in PAGES:
         called[page], printed[page] = follow(page), capsys.readouterr().out
     for word in ("rate: training saw", "shape: training saw", "instruction: training saw"):

@@ -131,7 +131,8 @@ def test_cut_edits_show_no_dataset_and_continue_without_a_second_upload(
     source: Path, options: RemoteOptions, tmp_path: Path, local: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []
-    put, cuts = bucket._upload, {2: "before", 5: "after", len(local) - 1: "before", len(local): "before"}
+    put = bucket._upload
+    cuts = {2: "before", 5: "after", len(local) - 1: "before", len(local): "before"}
 
     def cut(fs: Any, path: str, full: str) -> str:
         when = cuts.pop(len(sent), "")
@@ -211,7 +212,9 @@ def test_bucket_with_files_is_refused_before_work(source: Path, options: RemoteO
 def test_file_changed_by_others_is_named_and_no_dataset_appears(
     source: Path, options: RemoteOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    address, put, sent = f"s3://sets/{change}", bucket._upload, list[str]()
+    address = f"s3://sets/{change}"
+    put = bucket._upload
+    sent = list[str]()
 
     def meddle(fs: Any, path: str, full: str) -> str:
         version = put(fs, path, full)
@@ -235,7 +238,9 @@ def test_failed_uploads_are_repeated_until_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
     failures: int,
 ) -> None:
-    address, put, failed = f"s3://sets/failed-{failures}", bucket._upload, list[str]()
+    address = f"s3://sets/failed-{failures}"
+    put = bucket._upload
+    failed = list[str]()
 
     def fail(fs: Any, path: str, full: str) -> str:
         if "data" in full and len(failed) < failures:

@@ -67,7 +67,8 @@ def test_batches_are_the_same_on_the_device(root: Path, device: str, options: di
     with Loader([data], order=order) as loader:
         expected = [next(loader) for _ in range(40)]
     with Loader([data], order=order, device=device, **options) as loader:
-        found, busy = [], torch.ones(2000, 2000, device=device) if device == "cuda" else None
+        found = []
+        busy = torch.ones(2000, 2000, device=device) if device == "cuda" else None
         for _ in range(40):
             batch = next(loader)
             assert {value.device.type for value in batch.values() if isinstance(value, Tensor)} == {device}
@@ -92,7 +93,8 @@ def gradients(shape: torch.Size, device: str) -> list[Tensor]:
 @pytest.mark.long
 def test_split_weights_step_to_the_bits_of_float32_adamw(device: str) -> None:
     start = torch.randn(320, 16, generator=torch.Generator().manual_seed(0)).to(device) * 0.02
-    live, truth = nn.Parameter(start.bfloat16()), nn.Parameter(start.clone())
+    live = nn.Parameter(start.bfloat16())
+    truth = nn.Parameter(start.clone())
     ours = Float32AdamW([("w", live)], lr=1e-3, masters={"w": start})
     plain = torch.optim.AdamW([truth], lr=1e-3, fused=True)
     for grad in gradients(start.shape, device):
@@ -106,8 +108,10 @@ def test_split_weights_step_to_the_bits_of_float32_adamw(device: str) -> None:
 
 def test_float32_weights_step_to_the_bits_of_fused_adamw(device: str) -> None:
     start = torch.randn(320, 16, generator=torch.Generator().manual_seed(0)).to(device) * 0.02
-    mine, truth = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    ours, plain = Float32AdamW([("w", mine)], lr=1e-3), torch.optim.AdamW([truth], lr=1e-3, fused=True)
+    mine = nn.Parameter(start.clone())
+    truth = nn.Parameter(start.clone())
+    ours = Float32AdamW([("w", mine)], lr=1e-3)
+    plain = torch.optim.AdamW([truth], lr=1e-3, fused=True)
     for grad in gradients(start.shape, device):
         mine.grad, truth.grad = grad.float(), grad.float()
         ours.step()
@@ -136,7 +140,8 @@ def test_the_compiled_split_step_agrees_with_the_specification(device: str) -> N
 
 def test_masters_beside_somebody_elses_optimizer(device: str) -> None:
     start = torch.randn(64, 9, generator=torch.Generator().manual_seed(0)).to(device) * 0.02
-    live, truth = nn.Parameter(start.bfloat16()), nn.Parameter(start.clone())
+    live = nn.Parameter(start.bfloat16())
+    truth = nn.Parameter(start.clone())
     ours = MasterWeights(torch.optim.AdamW([("w", live)], lr=1e-3, fused=True), masters={"w": start})
     plain = torch.optim.AdamW([truth], lr=1e-3, fused=True)
     for grad in gradients(start.shape, device):
@@ -216,7 +221,8 @@ def test_a_mesh_of_one_device_steps_as_no_mesh_does(root: Path, device: str, pre
     """FSDP2, hybrid mesh (1, 1), through NCCL on a GPU: a `Mesh` of size 2 uses the code of several processes."""
     if not has_gradient_sum():
         pytest.skip("torch < 2.8: FSDP2 cannot sum gradients")
-    config, results = tiny_config(root, root, device=device, batch_size=8, precision=precision), []
+    config = tiny_config(root, root, device=device, batch_size=8, precision=precision)
+    results = []
     with parallel.join_mesh(config) as mesh:
         for world in (1, 2):
             training, batches = started(config, replace(mesh, world_size=world))

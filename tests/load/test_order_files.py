@@ -84,7 +84,8 @@ def test_order_files_play_the_same_batches(root: Path, tmp_path: Path, kind: str
         for rank in range(world):
             options: dict[str, Any] = {"order": played, "rank": rank, "world_size": world, "memory": "9MB"}
             batches = take(Loader(opened(root, *names), num_threads=2, **options))
-            low, high = rank * BATCH // world, (rank + 1) * BATCH // world
+            low = rank * BATCH // world
+            high = (rank + 1) * BATCH // world
             assert len(batches) == steps
             for whole, batch in zip(plain, batches, strict=True):
                 assert same({key: value[low:high] for key, value in whole.items()}, batch)
@@ -138,7 +139,9 @@ def test_order_files_refuse_other_datasets(root: Path, tmp_path: Path) -> None:
 
 def test_order_files_name_another_publication(tmp_path: Path) -> None:
     """A dataset that has grown plays; one with other episodes is refused with the address of the first."""
-    place, writer, order = tmp_path / "all", tmp_path / "writer", tmp_path / "order.parquet"
+    place = tmp_path / "all"
+    writer = tmp_path / "writer"
+    order = tmp_path / "order.parquet"
     write_dataset(writer, Spec(lengths=(9, 7), gop=4))
     assert main(["publish", str(writer), str(place)]) == 0
     assert main(["order", "export", str(place), str(order), "--batch-size", str(BATCH), "--steps", "2"]) == 0
@@ -159,7 +162,8 @@ def test_order_files_name_another_publication(tmp_path: Path) -> None:
 
 def test_order_files_of_two_datasets_refuse_one(root: Path, tmp_path: Path, capsys: Any) -> None:
     both = opened(root, "a", "b")
-    exported, hand = tmp_path / "order.parquet", tmp_path / "hand.parquet"
+    exported = tmp_path / "order.parquet"
+    hand = tmp_path / "hand.parquet"
     written(exported, Order.from_datasets(both, batch_size=BATCH), both, 4)
     by_hand(hand, [("ab"[i % 2], 0, i // 2) for i in range(12)], "dataset", "episode", "frame")
     for path in (exported, hand):

@@ -88,7 +88,8 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_that_starts_after_a_publication_reads_that_of_the_others(
     tmp_path: Path, group: str, ends: bool
 ) -> None:
-    arms, out = [record(tmp_path / name, 5) for name in ("arm1", "arm2")], tmp_path / "all"
+    arms = [record(tmp_path / name, 5) for name in ("arm1", "arm2")]
+    out = tmp_path / "all"
     publish(arms[0], out)
     first = Rank(out, 0, group)
     if ends:
@@ -122,7 +123,8 @@ def test_ranks_of_one_version_start_in_any_sequence_and_again(tmp_path: Path, gr
 
 def test_a_new_start_of_all_ranks_reads_the_new_publication(tmp_path: Path) -> None:
     """Within the hour, in any sequence, and one rank that ended alone belongs to no later start."""
-    arms, out = [record(tmp_path / name, 5) for name in ("arm1", "arm2")], tmp_path / "all"
+    arms = [record(tmp_path / name, 5) for name in ("arm1", "arm2")]
+    out = tmp_path / "all"
     publish(arms[0], out)
     for rank in [Rank(out, number) for number in (0, 1)]:
         rank.end()

@@ -104,7 +104,8 @@ def skypilot_host(launch: list[str], index: int, folder: Path) -> tuple[str, dic
 
 def ray_worker(words: list[str], patch: pytest.MonkeyPatch) -> tuple[TrainConfig, int]:
     """Settings with which a worker of `python recipes/ray/train.py …` trains, and the number of workers."""
-    trainers, trained = [], list[TrainConfig]()
+    trainers = []
+    trained = list[TrainConfig]()
 
     def trainer(work: Any, **options: Any) -> SimpleNamespace:
         trainers.append(options["scaling_config"])

@@ -125,7 +125,9 @@ def candidates(setting: Setting, words: Sequence[str]) -> Iterator[list[str]]:
 
 def fill(name: str, words: Sequence[str], kind: str, whole: bool) -> list[str]:
     """Words of a command with values that fit in place of placeholders, and of those that a text leaves out."""
-    cls, filled, rest = find_commands()[name].settings_class, list[str](), list(words)
+    cls = find_commands()[name].settings_class
+    filled = list[str]()
+    rest = list(words)
     flags = flags_of(name)
     free = next((entry for entry in list_settings(cls) if entry.positional and choices_of(entry)), None)
     while rest:
@@ -203,7 +205,8 @@ def refusal(words: Sequence[str], folder: Path = ROOT, whole: bool = False) -> s
             if words in (["order"], ["fast"], ["tokenizer"]) or words[0] == "__complete"
             else main._unknown(" ".join(words[:1]))
         )
-    command, rest = COMMANDS[name], words[len(name.split()) :]
+    command = COMMANDS[name]
+    rest = words[len(name.split()) :]
     cls = find_commands()[name].settings_class
     if "--launch" in rest:
         if not command.launchable:
@@ -242,7 +245,9 @@ def _content(name: str, argument: str, rest: list[str], folder: Path, whole: boo
 
 def _without_any(words: list[str]) -> list[str]:
     """Words without `--SETTING VALUE`, which stands for any, and without code of its own and the settings of that."""
-    kept, rest, own = list[str](), list(words), any(OWN_CODE.fullmatch(word) for word in words)
+    kept = list[str]()
+    rest = list(words)
+    own = any(OWN_CODE.fullmatch(word) for word in words)
     known = own_flags()
     while rest:
         word = rest.pop(0)
@@ -274,7 +279,8 @@ def commands(block: str) -> Iterator[list[str]]:
         line = re.sub(r"(?:^|(?<=\s))#.*$", "", line)
         line = re.sub(r"(?<!\S)(?<!-)\$[A-Z_]+(?=\s|$)", _unless_a_value, line)
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-        lexer.whitespace_split, lexer.commenters = True, ""
+        lexer.whitespace_split = True
+        lexer.commenters = ""
         try:
             tokens = list(lexer)
         except ValueError:

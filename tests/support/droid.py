@@ -14,7 +14,8 @@ CAMERAS = ("wrist_image_left", "exterior_image_1_left", "exterior_image_2_left")
 ROOT = "gs://xembodiment_data/r2d2/r2d2-data-full"
 LENGTHS = (70, 33, 20, 60, 36, 50, 34, 64)
 """Frames of each episode; the recipe leaves out those of less than 32."""
-HEIGHT, WIDTH = 36, 64
+HEIGHT = 36
+WIDTH = 64
 VECTORS = {
     "observation.state.cartesian_position": 6,
     "observation.state.gripper_position": 1,
@@ -90,7 +91,8 @@ def write_ranges(path: Path, ranges: dict[str, list[tuple[int, int]]]) -> None:
 
 
 def _runs(flags: list[bool], wanted: bool) -> list[tuple[int, int]]:
-    found, start = [], None
+    found = []
+    start = None
     for t, flag in enumerate([*flags, not wanted]):
         if flag is wanted and start is None:
             start = t

@@ -47,7 +47,9 @@ SIZES: dict[str, Any] = {
 """The port has 8 query heads as a literal; all else is free."""
 SEEDS = {"pi05": 5, "pi0": 50}
 CAMERAS = [[True, True, True], [False, True, True], [True, False, False]]
-TEXT, LENGTHS, TIMES = 11, [11, 7, 3], [0.1, 0.55, 0.97]
+TEXT = 11
+LENGTHS = [11, 7, 3]
+TIMES = [0.1, 0.55, 0.97]
 STEPS = 10
 TESTED = {"lerobot": "0.6.1", "transformers": "5.5.4"}
 
@@ -157,7 +159,8 @@ def build(port: Port, name: str, sizes: dict[str, Any]) -> nn.Module:
         return module.GemmaConfig(**sizes["vlm" if variant == "vlm" else "expert"])
 
     def shrunk(made: Any) -> Any:
-        vision, text = sizes["vision"], made.text_config
+        vision = sizes["vision"]
+        text = made.text_config
         made.image_token_index = made._vocab_size = text.vocab_size = sizes["vocab"]
         made.projection_dim = made.vision_config.projection_dim = sizes["vlm"]["width"]
         text.pad_token_id = made.pad_token_id = 0
@@ -170,7 +173,8 @@ def build(port: Port, name: str, sizes: dict[str, Any]) -> nn.Module:
         return made
 
     def shrunk_expert(made: Any) -> Any:
-        made.vocab_size, made.pad_token_id = sizes["vocab"], 0
+        made.vocab_size = sizes["vocab"]
+        made.pad_token_id = 0
         return made
 
     def patched(kind: type, edit: Any) -> Any:
@@ -226,12 +230,10 @@ def randomise(network: nn.Module, seed: int) -> None:
 
 def draw_inputs(sizes: dict[str, Any], seed: int) -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(1000 + seed)
-    batch, cameras, side, shape = (
-        len(CAMERAS),
-        len(CAMERAS[0]),
-        sizes["vision"]["image"],
-        (sizes["chunk"], sizes["dim"]),
-    )
+    batch = len(CAMERAS)
+    cameras = len(CAMERAS[0])
+    side = sizes["vision"]["image"]
+    shape = (sizes["chunk"], sizes["dim"])
     masks = torch.tensor(CAMERAS)
     images = torch.rand(batch, cameras, 3, side, side, generator=draw) * 2 - 1
     token_masks = torch.arange(TEXT)[None] < torch.tensor(LENGTHS)[:, None]
@@ -250,7 +252,8 @@ def draw_inputs(sizes: dict[str, Any], seed: int) -> dict[str, Tensor]:
 
 def evaluate(network: Any, name: str, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Run the port: all that `parity.py` compares, and gradients of the mean loss under `grad/`."""
-    images, masks = list(inputs["images"].unbind(1)), list(inputs["image_masks"].unbind(1))
+    images = list(inputs["images"].unbind(1))
+    masks = list(inputs["image_masks"].unbind(1))
     text = (inputs["tokens"], inputs["token_masks"])
     state = () if name == "pi05" else (inputs["state"],)
     network.zero_grad()

@@ -127,12 +127,16 @@ def test_resume_of_a_value_function_is_exact(outcomes: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("length", [1, 2, 8])
 def test_advantages_are_those_of_the_steps(terminal: bool, steps: int, length: int) -> None:
     rng = np.random.default_rng(length)
-    values, rewards, discount = rng.normal(size=length), rng.normal(size=length), 0.8
+    values = rng.normal(size=length)
+    rewards = rng.normal(size=length)
+    discount = 0.8
     computed = n_step_advantages(values, rewards, terminal, steps, discount)
     for t in range(length):
-        total, k = 0.0, 0
+        total = 0.0
+        k = 0
         while k < steps and t + k < length - (not terminal):  # a cut episode has no step behind its last frame
-            total, k = total + discount**k * rewards[t + k], k + 1
+            total = total + discount**k * rewards[t + k]
+            k = k + 1
         following = 0.0 if t + k == length else values[t + k]
         assert computed[t] == pytest.approx(total + discount**k * following - values[t])
     if not terminal:

@@ -149,7 +149,8 @@ def test_a_new_file_replaces_none_that_appeared_meanwhile(
 
 
 def test_a_process_that_waits_for_a_folder_gets_it(tmp_path: Path) -> None:
-    taken, passed = threading.Event(), []
+    taken = threading.Event()
+    passed = []
 
     def second() -> None:
         taken.wait()

@@ -121,7 +121,8 @@ class Output:
 
 def test_notebook_has_one_output_per_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A bar inside another one, and one that takes no time, have none."""
-    shell, outputs = SimpleNamespace(config={"IPKernelApp": {}}), list[Output]()
+    shell = SimpleNamespace(config={"IPKernelApp": {}})
+    outputs = list[Output]()
 
     def display(data: dict[str, str], raw: bool, display_id: bool) -> Output:
         assert display_id

@@ -62,7 +62,8 @@ def kill(kind: str, process: "subprocess.Popen[str]") -> None:
 
 @pytest.mark.parametrize("kind", ["block", "sockets"])
 def test_the_next_process_removes_what_a_killed_one_left_and_nothing_else(temporary: Path, kind: str) -> None:
-    alive, killed = start("block", signal.SIGTERM), None
+    alive = start("block", signal.SIGTERM)
+    killed = None
     (held,) = temporary.iterdir()
     killed = start(kind, signal.SIGKILL)
     kill(kind, killed)

@@ -93,7 +93,8 @@ def test_a_value_is_described_by_its_form(value: Any, words: str) -> None:
 
 def test_the_dialect_of_a_message_is_that_of_its_first_array() -> None:
     ones = np.ones(2)
-    first, second = Dialect("msgpack-numpy", "text"), Dialect("openpi", "bytes")
+    first = Dialect("msgpack-numpy", "text")
+    second = Dialect("openpi", "bytes")
     parts = {"a": [{"x": 1}], "b": msgpack.unpackb(encode(ones, first)), "c": msgpack.unpackb(encode(ones, second))}
     message, found = decode_message(msgpack.packb(parts))
     assert found == first

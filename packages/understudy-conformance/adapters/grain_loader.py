@@ -40,7 +40,8 @@ class Loader:
         endless = batches.repeat().to_iter_dataset(grain.ReadOptions(num_threads=0))
         if num_workers:
             endless = endless.mp_prefetch(grain.MultiprocessingOptions(num_workers))
-        self.batches, self.given = iter(endless), 0
+        self.batches = iter(endless)
+        self.given = 0
 
     def __iter__(self) -> Iterator[Any]:
         while self.given < self.length:

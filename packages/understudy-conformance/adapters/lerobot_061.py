@@ -81,9 +81,13 @@ class TrainerLoader:
         batch_size: int = 4,
         delta_timestamps: Windows | None = None,
     ) -> None:
-        self.data, self.step = self.open(root, delta_timestamps), 0
-        self.rank, self.world_size, self.num_workers = rank, world_size, num_workers
-        self.seed, self.batch_size = seed, batch_size
+        self.data = self.open(root, delta_timestamps)
+        self.step = 0
+        self.rank = rank
+        self.world_size = world_size
+        self.num_workers = num_workers
+        self.seed = seed
+        self.batch_size = batch_size
         self.prepare(None)
 
     def open(self, root: Path, delta_timestamps: Windows | None) -> Any:

@@ -17,7 +17,8 @@ from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 
 @cache
 def convert(root: Path) -> Path:
-    out, data = Path(tempfile.mkdtemp()) / "mds", reader(root)
+    out = Path(tempfile.mkdtemp()) / "mds"
+    data = reader(root)
     kinds = {key: "str" if isinstance(value, str) else "ndarray" for key, value in data[0].items()}
     with MDSWriter(out=str(out), columns=kinds) as writer:
         for sample in (data[i] for i in range(len(data))):

@@ -109,7 +109,9 @@ class SamplerLoader:
     """`EpisodeSampler` in torch's DataLoader with persistent workers, with its state."""
 
     def __init__(self, root: Path, rank: int, world_size: int, num_workers: int, seed: int, batch_size: int) -> None:
-        data, self.size, self.consumed = us.EpisodeDataset(root), batch_size * world_size, 0
+        data = us.EpisodeDataset(root)
+        self.size = batch_size * world_size
+        self.consumed = 0
         options: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size}
         self.sampler = us.EpisodeSampler(data, batch_size=self.size, **options)
         self.loader = DataLoader(

@@ -15,7 +15,8 @@ CAMERAS = ("observation.images.front", "observation.images.wrist")
 
 def decode(packets: list[bytes]) -> list[Any]:
     """Images of a stream of H.264 in presentation order."""
-    codec, images = av.CodecContext.create("h264", "r"), []
+    codec = av.CodecContext.create("h264", "r")
+    images = []
     for number, data in enumerate(packets):
         packet = av.Packet(data)
         packet.dts, packet.time_base = number, Fraction(1, 30)

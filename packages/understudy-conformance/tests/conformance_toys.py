@@ -32,7 +32,8 @@ class Reader:
     ) -> None:
         self.root, self.demo = root, demo_of(root)
         self.check_version(json.loads((root / "meta/info.json").read_text())["codebase_version"])
-        self.episodes, self.seconds = episodes, delta_timestamps or {}
+        self.episodes = episodes
+        self.seconds = delta_timestamps or {}
         self.frames = self.choose_frames()
 
     def check_version(self, version: str) -> None:
@@ -113,15 +114,21 @@ class Loader:
         delta_timestamps: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         self.data = self.reader(root, None, delta_timestamps)
-        self.rank, self.world_size, self.num_workers, self.seed = rank, world_size, num_workers, seed
-        self.batch_size, self.epoch, self.taken = batch_size, 0, 0
+        self.rank = rank
+        self.world_size = world_size
+        self.num_workers = num_workers
+        self.seed = seed
+        self.batch_size = batch_size
+        self.epoch = 0
+        self.taken = 0
 
     def order(self) -> list[int]:
         return np.random.default_rng([self.seed, self.epoch]).permutation(len(self.data)).tolist()
 
     def shares(self) -> list[list[int]]:
         """Numbers of this rank's batches from sample `taken` of the epoch on; each rank has as many batches."""
-        rest, size = self.order()[self.taken :], self.batch_size * self.world_size
+        rest = self.order()[self.taken :]
+        size = self.batch_size * self.world_size
         steps = [rest[i : i + size] for i in range(0, len(rest), size)]
         return [step[self.rank :: self.world_size] for step in steps]
 
@@ -129,26 +136,33 @@ class Loader:
         return {key: [sample[key] for sample in samples] for key in samples[0]}
 
     def __iter__(self) -> Iterator[Any]:
-        size, total = self.batch_size * self.world_size, len(self.data)
+        size = self.batch_size * self.world_size
+        total = len(self.data)
         for share in self.shares():
             self.taken = min(self.taken + size, total)
             if share:
                 yield self.collate([self.data[number] for number in share])
-        self.taken, self.epoch = 0, self.epoch + 1
+        self.taken = 0
+        self.epoch = self.epoch + 1
 
     def state_dict(self) -> dict[str, int]:
         ended = self.taken >= len(self.data)
         return {"epoch": self.epoch + ended, "taken": 0 if ended else self.taken}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch, self.taken = state["epoch"], state["taken"]
+        self.epoch = state["epoch"]
+        self.taken = state["taken"]
 
 
 class Sampler:
     """A correct sampler."""
 
     def __init__(self, lengths: Sequence[int], seed: int, epoch: int, rank: int, world_size: int) -> None:
-        self.total, self.seed, self.epoch, self.rank, self.world_size = sum(lengths), seed, epoch, rank, world_size
+        self.total = sum(lengths)
+        self.seed = seed
+        self.epoch = epoch
+        self.rank = rank
+        self.world_size = world_size
 
     def order(self) -> list[int]:
         return np.random.default_rng([self.seed, self.epoch]).permutation(self.total).tolist()

@@ -77,7 +77,8 @@ class TimeOfTheDataset(Reader):
     def shown(self, camera: int, episode: int, frame: int) -> tuple[int, int]:
         if self.demo is not V30:
             return episode, frame
-        packed, index = (2, 3)[camera], sum(self.demo.lengths[:episode]) + frame
+        packed = (2, 3)[camera]
+        index = sum(self.demo.lengths[:episode]) + frame
         members = range(episode // packed * packed, min((episode // packed + 1) * packed, len(self.demo.lengths)))
         frames = [(member, i) for member in members for i in range(self.demo.lengths[member])]
         return frames[min(index, len(frames) - 1)]
@@ -458,12 +459,14 @@ class StartsAgainAfterLoad(Loader):
 
 class ResumesOneLate(Loader):
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch, self.taken = state["epoch"], state["taken"] + self.batch_size * self.world_size
+        self.epoch = state["epoch"]
+        self.taken = state["taken"] + self.batch_size * self.world_size
 
 
 class ResumesTheFirstEpoch(Loader):
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch, self.taken = 0, state["taken"]
+        self.epoch = 0
+        self.taken = state["taken"]
 
 
 class CountsAhead(Loader):
@@ -478,7 +481,8 @@ class FillsFromTheRest(Loader):
     """Ranks fill the last batch from the samples that are left at the start of the loader, as Accelerate does."""
 
     def shares(self) -> list[list[int]]:
-        rest, size = self.order()[self.taken :], self.batch_size * self.world_size
+        rest = self.order()[self.taken :]
+        size = self.batch_size * self.world_size
         rest += rest[: -len(rest) % size] if self.world_size > 1 else []
         steps = [rest[i : i + size] for i in range(0, len(rest), size)]
         return [step[self.rank :: self.world_size] for step in steps]
@@ -620,7 +624,8 @@ def overflowing_squares(root: Path) -> dict[str, Any]:
 
 def averaged_quantiles(root: Path) -> dict[str, Any]:
     """Quantiles of the whole are the means of those of the episodes."""
-    demo, out = demo_of(root), compute_statistics(root)
+    demo = demo_of(root)
+    out = compute_statistics(root)
     parts = []
     for episode, length in enumerate(demo.lengths):
         parts.append(moments(np.array([Reader(root).row(episode, i)["action"] for i in range(length)], np.float64)))

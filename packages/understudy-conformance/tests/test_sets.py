@@ -48,7 +48,8 @@ def show(value: Any) -> Any:
 @pytest.mark.parametrize("demo", SETS, ids=lambda demo: demo.name)
 def test_shipped_sets_are_those_of_the_generator(demo: DemoSet, tmp_path: Path) -> None:
     GENERATE["write_set"](tmp_path / "new" / demo.name, demo)
-    shipped, written = contents(demo.unpack(tmp_path)), contents(tmp_path / "new" / demo.name)
+    shipped = contents(demo.unpack(tmp_path))
+    written = contents(tmp_path / "new" / demo.name)
     assert shipped == written
     rows = [row for name, table in shipped.items() if name.startswith("data/") for row in table[1]]
     assert [(row["episode_index"], row["frame_index"]) for row in rows] == demo.frames

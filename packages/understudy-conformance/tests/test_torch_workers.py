@@ -18,7 +18,9 @@ class Mixture:
     """The frame at an index is chosen by (epoch, seed); the epoch is an attribute of the process."""
 
     def __init__(self, root: Path, seed: int) -> None:
-        self.reader, self.seed, self.epoch = Reader(root), seed, 0
+        self.reader = Reader(root)
+        self.seed = seed
+        self.epoch = 0
 
     def current_epoch(self) -> int:
         return self.epoch

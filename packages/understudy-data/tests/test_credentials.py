@@ -50,7 +50,8 @@ def test_strip_credentials(address: str, seen: str) -> None:
 
 def test_restore_credentials_returns_the_remembered_address() -> None:
     names: dict[str, str] = {}
-    first, second = "http://h/t?part=1", "http://u:PASS@h/t/?part=2"
+    first = "http://h/t?part=1"
+    second = "http://u:PASS@h/t/?part=2"
     assert credentials.remember_credentials(first, names) == "http://h/t"
     assert credentials.remember_credentials(first, names) == "http://h/t"
     name = credentials.remember_credentials(second, names)
@@ -79,7 +80,8 @@ def test_addresses_with_and_without_a_query_stay_distinct() -> None:
 
 
 def test_restore_credentials_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = "http://u:PASS@h/t?part=1", "http://u:PASS@h/t?part=2"
+    one = "http://u:PASS@h/t?part=1"
+    two = "http://u:PASS@h/t?part=2"
     monkeypatch.setenv(credentials.VARIABLE, f"{one}\n {two}  https://TOKEN@h/x/")
     assert credentials.restore_credentials("http://h/t") == one
     assert credentials.restore_credentials("http://h/t#2") == two

@@ -72,10 +72,8 @@ write_order_file(Path({str(tmp_path / "order.parquet")!r}), blocks(), FACTS)
 def rewritten(path: Path, change: Any) -> Path:
     """A copy whose rows or facts were changed by other tools, which keep the metadata."""
     table = pq.read_table(path)
-    columns, facts = (
-        {name: table[name] for name in table.column_names},
-        json.loads(pq.read_metadata(path).metadata[KEY]),
-    )
+    columns = {name: table[name] for name in table.column_names}
+    facts = json.loads(pq.read_metadata(path).metadata[KEY])
     change(columns, facts)
     other = path.with_name("other.parquet")
     changed = pa.table(columns).replace_schema_metadata({KEY: json.dumps(facts)})

@@ -173,7 +173,8 @@ def test_shares_of_unlike_size_are_refused(make: Any, root: Path, monkeypatch: p
 
 
 def test_three_threads_that_read_a_loader_share_its_batches(root: Path) -> None:
-    loader, taken = loaded(root), []
+    loader = loaded(root)
+    taken = []
 
     def read() -> None:
         for _ in range(10):

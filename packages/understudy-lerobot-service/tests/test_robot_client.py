@@ -90,7 +90,8 @@ class Arm:
     def __init__(self, plugin: Path, folder: Path, address: str, seen: Observation, policy: Path, **flags: str) -> None:
         folder.mkdir()
         np.savez(folder / "seen.npz", **{key: value for key, value in seen.items() if key != "task"})
-        self.file, self.log = folder / "performed", folder / "log"
+        self.file = folder / "performed"
+        self.log = folder / "log"
         self.file.touch()
         given = {
             "robot.type": "simulated_arm",
@@ -145,7 +146,8 @@ def driving(*arguments: Any, **flags: str) -> Iterator[Arm]:
 
 def expected(folder: Path, seen: Observation, seed: int, chunks: int) -> np.ndarray:
     """Actions that the client executes: its next chunk begins with the action that it executed last."""
-    robot, generator = us.load_policy(folder, head="arm"), torch.Generator().manual_seed(seed)
+    robot = us.load_policy(folder, head="arm")
+    generator = torch.Generator().manual_seed(seed)
     robot.reset()
     found = [robot.act(standard(seen), generator=generator) for _ in range(chunks)]
     return np.concatenate([chunk[bool(number) :] for number, chunk in enumerate(found)])

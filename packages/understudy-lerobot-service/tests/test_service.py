@@ -80,7 +80,8 @@ def wait_for(condition: Any) -> None:
 
 def test_chunks_are_those_of_the_local_policy_to_the_bit(folder: Path, seen: list[Observation]) -> None:
     """Also beside a robot on the websocket, with the numbers and times of LeRobot's server."""
-    robot, generator = us.load_policy(folder, head="arm"), torch.Generator().manual_seed(9)
+    robot = us.load_policy(folder, head="arm")
+    generator = torch.Generator().manual_seed(9)
     robot.reset()
     with served(folder, lerobot_port=0, seed=9, max_batch=1) as server, client(server) as arm:
         arm.start(actions_per_chunk=12)
@@ -103,7 +104,8 @@ def test_two_robots_have_their_own_chunks(folder: Path, seen: list[Observation])
         with ThreadPoolExecutor(2) as pool:
             found = [future.result() for future in [pool.submit(one.act, seen[0]), pool.submit(two.act, seen[1])]]
         for number, actions in enumerate(found):
-            robot, generator = us.load_policy(folder, head="arm"), torch.Generator().manual_seed(3 + number)
+            robot = us.load_policy(folder, head="arm")
+            generator = torch.Generator().manual_seed(3 + number)
             assert np.array_equal(values(actions), robot.act(standard(seen[number]), generator=generator))
         assert "understudy_connections 2" in server.metrics.text({"understudy_connections": server._engine.connected})
 
@@ -374,7 +376,8 @@ def test_an_older_client_gets_the_classes_of_its_module(server: PolicyServer, se
 def slow(folder: Path) -> Iterator[tuple[PolicyServer, threading.Event]]:
     """A server whose passes wait for an event."""
     with served(folder, lerobot_port=0, max_queue=1, deadline_s=1.5, max_connections=3) as server:
-        held, original = threading.Event(), server.robot.policy.preprocess
+        held = threading.Event()
+        original = server.robot.policy.preprocess
 
         def preprocess(batch: dict[str, Any]) -> dict[str, Any]:
             held.wait(10)

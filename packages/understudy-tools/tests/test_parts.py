@@ -171,7 +171,8 @@ def test_a_killed_driver_leaves_nothing_and_continues(
 ) -> None:
     temporary = tempfile.mkdtemp()  # tmp_path is too long for a socket
     monkeypatch.setenv("TMPDIR", temporary)
-    script, hold = tmp_path / "driver.py", tmp_path / "hold"
+    script = tmp_path / "driver.py"
+    hold = tmp_path / "hold"
     script.write_text(DRIVER)
     hold.touch()
     command = [sys.executable, str(script), str(calls), str(tmp_path / "work")]

@@ -104,7 +104,8 @@ def test_cluster_edits_into_a_bucket_as_one_process(
     for name in ("DATA_MB", "VIDEO_MB"):
         monkeypatch.setattr(write_set, name, 0.01)
     edit(source, tmp_path / "one", **settings)
-    killed, is_done = list[int](), threading.Event()
+    killed = list[int]()
+    is_done = threading.Event()
 
     def kill_one() -> None:
         while not killed and not is_done.wait(0.01):
@@ -145,13 +146,18 @@ def test_kills_at_random_change_nothing(
     cluster: Any, tmp_path: Path, kills: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    source, script, draw, events = tmp_path / "source", tmp_path / "driver.py", random.Random(kills), Counter[str]()
+    source = tmp_path / "source"
+    script = tmp_path / "driver.py"
+    draw = random.Random(kills)
+    events = Counter[str]()
     write_dataset(source, Spec("v3.0", lengths=(30, 41, 22, 35, 28, 33), gop=4))
     edit(source, tmp_path / "whole", codec="libx264", gop=3)
     script.write_text(DRIVER)
-    nodes, rounds = [cluster.first, cluster.add_node(num_cpus=1, object_store_memory=MEMORY)], 0
+    nodes = [cluster.first, cluster.add_node(num_cpus=1, object_store_memory=MEMORY)]
+    rounds = 0
     while sum(events.values()) < kills:
-        out, work = tmp_path / f"out-{rounds}", tmp_path / f"work-{rounds}"
+        out = tmp_path / f"out-{rounds}"
+        work = tmp_path / f"work-{rounds}"
         command = [sys.executable, str(script), str(source), str(out), str(work), cluster.address]
         while not out.exists():
             with (tmp_path / "errors").open("w") as stderr:  # a full pipe would stop the driver

@@ -174,7 +174,8 @@ def test_other_values_are_refused(stored: Callable[[Any, Path], Any], value: obj
 def test_an_unregistered_class_is_refused_by_name(
     stored: Callable[[Any, Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    value, path = FileTable("a", np.arange(2), np.arange(2)), tmp_path / "a"
+    value = FileTable("a", np.arange(2), np.arange(2))
+    path = tmp_path / "a"
     stored(value, path)
     name = f"{FileTable.__module__}.FileTable"
     monkeypatch.delitem(plain_values._NAMED, name)

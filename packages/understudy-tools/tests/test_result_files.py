@@ -51,7 +51,8 @@ DAMAGE: dict[str, Callable[[bytes, Path], bytes]] = {
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_file_is_none(name: str, tmp_path: Path) -> None:
-    path, ran = tmp_path / "a.part", tmp_path / "ran"
+    path = tmp_path / "a.part"
+    ran = tmp_path / "ran"
     write_result(path, {"a": [1.5, None], "b": np.arange(9)})
     assert is_result(path)
     path.write_bytes(DAMAGE[name](path.read_bytes(), ran))

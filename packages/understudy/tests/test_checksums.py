@@ -22,7 +22,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "normalisation.json", "contract.json", FILE])
 def test_each_flipped_bit_is_refused(folder: Path, name: str) -> None:
-    path, draw = folder / name, random.Random(name)
+    path = folder / name
+    draw = random.Random(name)
     sound = path.read_bytes()
     try:
         for _ in range(25):

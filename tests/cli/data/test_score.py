@@ -63,7 +63,8 @@ def test_score_writes_values_and_advantages(scene: Path, tmp_path: Path, capsys:
     arguments = ["score", str(scene / "value"), str(scene / "data"), str(out), "--num-steps", "3", "--positive", "0.4"]
     assert main.main([*arguments, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
-    before, after = frames(scene / "data"), frames(out)
+    before = frames(scene / "data")
+    after = frames(out)
     assert len(before) == len(after) == summary["frames"]
     for old, new in zip(before, after, strict=True):
         assert set(new) == set(old) | set(COLUMNS)
@@ -91,11 +92,13 @@ def test_score_writes_values_and_advantages(scene: Path, tmp_path: Path, capsys:
 
 def _naive_advantages(after: list[dict[str, Any]]) -> list[float]:
     """Advantage over 3 steps of each frame from the written values, one step at a time."""
-    advantages, first = [], 0
+    advantages = []
+    first = 0
     for length, won in zip(LENGTHS, SUCCESS):
         values = [float(frame["value"]) for frame in after[first : first + length]]
         for t in range(length):
-            total, k = 0.0, 0
+            total = 0.0
+            k = 0
             while k < 3 and t + k < (length if won is not None else length - 1):
                 last = t + k == length - 1
                 total += 0.9**k * ((0.0 if won else -2.0) if last else -1 / FPS)
@@ -114,7 +117,8 @@ def test_interventions_are_positive(scene: Path, tmp_path: Path) -> None:
 
 
 def test_score_refuses_what_it_cannot_use(scene: Path, tmp_path: Path) -> None:
-    data, out = str(scene / "data"), str(tmp_path / "out")
+    data = str(scene / "data")
+    out = str(tmp_path / "out")
     with refused("flow", kind=ConfigError):
         score(ScoreConfig(paths=(str(scene / "flow"), data, out)))
     with refused("'other'", kind=ConfigError):
@@ -156,7 +160,8 @@ def test_killed_score_continues_to_equal_bytes(scene: Path, tmp_path: Path) -> N
         return subprocess.Popen(words)
 
     assert start(tmp_path / "whole/out", 0).wait(300) == 0
-    killed, pieces = tmp_path / "killed/out", tmp_path / "killed/.out.values"
+    killed = tmp_path / "killed/out"
+    pieces = tmp_path / "killed/.out.values"
     for count in (1, 3):
         process = start(killed, 0.5)
         deadline = time.monotonic() + 300

@@ -55,7 +55,9 @@ def brute(
     samples: Samples, episode: int, frame: int, offset: float, *, linear: bool, max_age: float | None
 ) -> tuple[list[float], bool]:
     """The rule, one value at a time, over all samples. Times are whole tenths of milliseconds."""
-    time, now, end = frame / FPS + offset, frame / FPS, LENGTHS[episode] / FPS
+    time = frame / FPS + offset
+    now = frame / FPS
+    end = LENGTHS[episode] / FPS
     times, values = samples.get(episode, (np.zeros(0), np.zeros((0, 2))))
     over = time >= end - 1e-6
     before = [i for i, t in enumerate(times) if (t < end - 5e-7 if over else t <= time + 1e-6)]

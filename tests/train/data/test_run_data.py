@@ -166,7 +166,8 @@ def test_a_decoded_cache_is_in_the_folder_of_the_data_and_decodes_once(tmp_path:
     mesh: Any = SimpleNamespace(
         rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), together=nullcontext
     )
-    order, decoded = make_order(config, data, mesh), []
+    order = make_order(config, data, mesh)
+    decoded = []
     epoch = -(-order.spec.sources[0].frames // order.batch_size)
     for steps in (epoch, 1):
         with make_loader(config, data, order, mesh, 0, Prepared) as loader:

@@ -143,7 +143,8 @@ def replace_folder(target: Path) -> Iterator[Path]:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     work, lock = _work_folder(target)
-    new, old = work / "new", work / "old"
+    new = work / "new"
+    old = work / "old"
     try:
         new.mkdir()
         yield new

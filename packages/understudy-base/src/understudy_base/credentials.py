@@ -53,7 +53,8 @@ def _strip_url(url: str) -> str:
     scheme, _, rest = url.partition("://")
     if scheme == "file":
         return url
-    place, number = re.split(r"[?#]", rest, maxsplit=1)[0], _NUMBER.fullmatch(rest[rest.rfind("#") :])
+    place = re.split(r"[?#]", rest, maxsplit=1)[0]
+    number = _NUMBER.fullmatch(rest[rest.rfind("#") :])
     host, slash, path = place.partition("/")
     port = host.rpartition("@")[2].rpartition("]")[2].partition(":")[2]
     if port and not port.isdigit() and "@" in rest:  # the password holds one of / ? #, so the host follows
@@ -87,7 +88,8 @@ def remember_credentials(address: str, names: MutableMapping[str, str], replace:
 
 
 def _unique_name(address: str, names: MutableMapping[str, str]) -> str:
-    plain, number = strip_credentials(address), 1
+    plain = strip_credentials(address)
+    number = 1
     name = plain
     while names.setdefault(name.rstrip("/"), address) != address:
         number += 1

@@ -47,8 +47,12 @@ class DatasetError(UnderstudyError, ValueError):
     """
 
     def __init__(self, what: str, *, where: object = None, fix: str = "") -> None:
-        what, fix, where = redact(what), redact(fix), redact(where) if isinstance(where, str) else where
-        self.what, self.where, self.fix = what, where, fix
+        what = redact(what)
+        fix = redact(fix)
+        where = redact(where) if isinstance(where, str) else where
+        self.what = what
+        self.where = where
+        self.fix = fix
         text = f"{where}: {what}" if where is not None else what
         super().__init__(f"{text} ({fix})" if fix else text)
 

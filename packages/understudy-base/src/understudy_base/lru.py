@@ -18,8 +18,10 @@ class LRUCache(Generic[K, V]):
     """
 
     def __init__(self, capacity: int, size: Callable[[V], int], keep: int = 0) -> None:
-        self.capacity, self.used = capacity, 0
-        self._size, self._keep = size, keep
+        self.capacity = capacity
+        self.used = 0
+        self._size = size
+        self._keep = keep
         self._values: OrderedDict[K, V] = OrderedDict()
 
     def __len__(self) -> int:

@@ -3,7 +3,9 @@
 import ctypes
 from functools import lru_cache
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
+# parameters of glibc's mallopt
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
 
 
 @lru_cache(maxsize=1)

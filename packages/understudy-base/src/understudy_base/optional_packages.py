@@ -91,7 +91,8 @@ def describe_old_numpy(error: ImportError) -> MissingExtraError | None:
     # pyarrow's error has no name, but begins with it: "pyarrow requires NumPy 2.0 or newer, found 1.26.4"
     package = (error.name or str(error)).replace(".", " ").split()[0]
     if not (newest := _version(package)):
-        package, newest = "a compiled package", f"({error})"
+        package = "a compiled package"
+        newest = f"({error})"
     newer = f"{package} {newest}"
     older = "'pyarrow<26'" if package == "pyarrow" else f"an older release of {package}"
     fix = f"pip install 'numpy>=2', or {older}"

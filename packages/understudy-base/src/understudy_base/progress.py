@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 __all__ = ["Progress", "show_log", "tqdm"]
 
-MIN_INTERVAL, MAX_INTERVAL = 30.0, 600.0
+MIN_INTERVAL = 30.0
+MAX_INTERVAL = 600.0
 """Seconds between two log lines: at first, and after days of work."""
 NOTEBOOK_COLUMNS = 90
 """Characters of a bar in a notebook, which has no terminal to ask."""
@@ -45,7 +46,10 @@ class Progress:
         self, total: int, description: str, unit: str, *, done: int = 0, shown: bool = True, last: bool = False
     ) -> None:
         self.n = done
-        self._total, self._description, self._unit, self._last = total, description, unit, last
+        self._total = total
+        self._description = description
+        self._unit = unit
+        self._last = last
         self._bar: Any = None
         self._note = ""
         notebook = _in_notebook()
@@ -105,7 +109,9 @@ class Progress:
         note = f", {self._note}" if self._note else ""
         done = f"{self.n:,} of {self._total:,} {self._unit}s{share}"
         print(f"{self._description}: {done}, {_rate(rate)}/s{left}{note}", file=sys.stderr, flush=True)
-        self._last_n, self._last_time, self._logged = self.n, now, self.n
+        self._last_n = self.n
+        self._last_time = now
+        self._logged = self.n
 
     def __enter__(self) -> "Progress":
         return self
@@ -154,7 +160,8 @@ def _rate(rate: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    minutes, hours = seconds / 60, seconds / 3600
+    minutes = seconds / 60
+    hours = seconds / 3600
     return f"{seconds:.0f} s" if seconds < 100 else f"{minutes:.0f} min" if minutes < 100 else f"{hours:.1f} h"
 
 
@@ -174,7 +181,8 @@ def show_log() -> None:
     Of other packages it prints warnings and errors. The first `logging.debug(...)` of a package, LeRobot's for example,
     gives a root logger without a handler one that prints the log of understudy a second time.
     """
-    log, root = logging.getLogger("understudy"), logging.getLogger()
+    log = logging.getLogger("understudy")
+    root = logging.getLogger()
     if any(isinstance(handler, _StderrHandler) for handler in log.handlers):
         return
     log.addHandler(_StderrHandler())

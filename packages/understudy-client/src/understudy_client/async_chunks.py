@@ -113,7 +113,10 @@ class AsyncChunks:
                 f"delay is {delay}: of {self.chunk} actions {self.execute} are executed until the next request, so the "
                 f"next chunk may be {most} late at most; execute fewer, or train a longer chunk"
             )
-        self._policy, self._compensation, self._delay, self._decay = policy, compensation, delay, decay
+        self._policy = policy
+        self._compensation = compensation
+        self._delay = delay
+        self._decay = decay
         self._most_given = _max_delay(policy)
         if compensation == "trained" and not self._most_given:
             raise ValueError("compensation='trained': the policy was not trained for it (policy.max_delay); use 'skip'")

@@ -47,7 +47,8 @@ FAILURES = (OSError, WebSocketException)
 LOG = logging.getLogger("understudy.serve")
 PATIENCE_S = 2.0
 """Seconds without a server after which the log names it."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
 _MARGIN_S = 1.0  # beyond the deadline: the server's own answer says more than a silence
 
 
@@ -137,7 +138,8 @@ class RemotePolicy:
             self._queue.clear()
             self.mismatches.clear()
             self.clamped = {}
-            self._step, self._executed = 0, None
+            self._step = 0
+            self._executed = None
             self._noise = None if seed is None else (seed, position)
             if self._past is not None:
                 self._past.reset()
@@ -359,7 +361,8 @@ class RemotePolicy:
                         raise DeadlineError(text, "lost") from error
                 clock.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
-        self._connection, self._fresh = connection, True
+        self._connection = connection
+        self._fresh = True
         self.reconnects += 1
         if self._past is not None:
             self._past.mark_lost()
@@ -439,7 +442,8 @@ def _dial(url: str, token: str | None, ssl: tls.SSLContext | None, max_size: int
             proxy=None if is_loopback(urlsplit(url).hostname or "") else True,
         ).__enter__()  # newer releases connect in a `with` alone; `_hang_up` closes
     except InvalidStatus as error:
-        status, body = error.response.status_code, error.response.body.decode(errors="replace").strip()
+        status = error.response.status_code
+        body = error.response.body.decode(errors="replace").strip()
         fix = f"; give token=, or {VARIABLE}" if status == 401 else ""
         fault = "refused" if status in (401, 403) else "closing"
         raise RemoteError(f"{name}: {status}, {body}{fix}", fault) from error
@@ -489,7 +493,8 @@ class PastObservations:
     """
 
     def __init__(self, reach_s: float, fps: float | None) -> None:
-        self._reach_s, self._fps = reach_s, fps
+        self._reach_s = reach_s
+        self._fps = fps
         self._entries: deque[Entry] = deque()
         self._sent = 0  # number of first entries that the server has
 

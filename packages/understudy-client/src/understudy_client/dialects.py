@@ -64,7 +64,8 @@ def read_form(value: Mapping[Any, Any]) -> Form | None:
                 shape = value.get(keys.key("shape"))
                 return Form(keys, is_array, _text(value.get(keys.key("dtype"))), shape, value.get(keys.key("data")))
     for keys in (Dialect("msgpack-numpy", "bytes"), Dialect("msgpack-numpy", "text")):
-        nd, kind = keys.key("nd"), keys.key("type")
+        nd = keys.key("nd")
+        kind = keys.key("type")
         if nd not in value or kind not in value or keys.key("data") not in value:
             continue
         if value[nd] not in (True, False) or (isinstance(value[nd], int | float) and not isinstance(value[nd], bool)):
@@ -75,7 +76,8 @@ def read_form(value: Mapping[Any, Any]) -> Form | None:
         if sort in ("V", "O"):
             what = "fields" if sort == "V" else "objects, which are pickled and may run code"
             raise FormError(f"an array of msgpack-numpy has {what}; send booleans, numbers or strings")
-        dtype, shape = _text(value[kind]), value.get(keys.key("shape"))
+        dtype = _text(value[kind])
+        shape = value.get(keys.key("shape"))
         return Form(keys, bool(value[nd]), dtype, shape, value[keys.key("data")])
     return None
 

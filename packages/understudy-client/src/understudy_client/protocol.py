@@ -22,7 +22,8 @@ from understudy_base.records import Record
 from understudy_client.contract.mismatch import ContractError, Mismatch
 from understudy_client.dialects import OPENPI, Dialect, FormError, pack_array, pack_number, read_form
 
-CONTROL, ERROR = "understudy", "error"
+CONTROL = "understudy"
+ERROR = "error"
 VERSION = 1
 Fault = Literal["contract", "value", "message", "busy", "deadline", "closing", "server"]
 """Kinds of errors: the inputs differ from those of training; a wrong value; a wrong message; the queue is full; the
@@ -155,7 +156,8 @@ def _unpack(value: dict[Any, Any], dialects: list[Dialect]) -> Any:
         return build_array(form.dtype, form.shape, form.data)
     if form.dialect.tool == "msgpack-numpy":
         return build_array(form.dtype, (), form.data)[()]
-    data, dtype = form.data, _dtype(form.dtype)
+    data = form.data
+    dtype = _dtype(form.dtype)
     if not isinstance(data, bool | int | float | str | bytes):
         raise MessageError(f"a number has a {type(data).__name__} as its value")
     try:
@@ -225,7 +227,8 @@ def read_mismatches(values: Any) -> list[Mismatch]:
 
 def rebuild_error(stored: Record) -> Exception:
     """Return the error of a reply, of the type that the policy itself raises for it."""
-    fault, message = str(stored.get("fault", "server")), str(stored.get("message", ""))
+    fault = str(stored.get("fault", "server"))
+    message = str(stored.get("message", ""))
     if fault == "contract":
         return ContractError(read_mismatches(stored.get("mismatches")))
     if fault in ("value", "message"):

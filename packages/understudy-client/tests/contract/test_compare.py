@@ -14,7 +14,8 @@ from understudy_client.contract.facts import CameraFacts, Contract, Normalizatio
 from understudy_client.contract.mismatch import REMEDIES, Mismatch
 from understudy_client.testing.arm import NAMES, arm_contract
 
-FRONT, WRIST = "observation.images.front", "observation.images.wrist_left"
+FRONT = "observation.images.front"
+WRIST = "observation.images.wrist_left"
 FACTORS = np.where(np.arange(7) < 6, 180 / np.pi, 1.0)
 
 
@@ -179,7 +180,8 @@ def test_the_policy_may_come_second() -> None:
 
 def test_a_robot_is_compared_with_its_head() -> None:
     policy = arm_contract()
-    arm, other = policy.robots["arm"], policy.robots["other"]
+    arm = policy.robots["arm"]
+    other = policy.robots["other"]
     assert pair_robots(policy, Contract({"": arm}, kind="robot"), "") == [(arm, arm)]
     assert pair_robots(policy, Contract({"": replace(arm, robot_type="")}, kind="robot"), "other")[0][0] is other
     assert pair_robots(policy, Contract({"other": arm}, kind="robot"), "")[0][0] is other

@@ -51,7 +51,8 @@ def found_in(
 ) -> set[tuple[str, str]]:
     """Kinds and keys that the checks of changed observations name."""
     seed = numbers.get("seed", 7)
-    check, found = ObservationCheck(contract, "arm"), []
+    check = ObservationCheck(contract, "arm")
+    found = []
     for step, seen in enumerate(arm_observations(steps, seed)):
         found += check.look(change(seen), numbers.get("time", lambda step: step / 30)(step))
     named = [(mismatch.kind, mismatch.key) for mismatch in found]
@@ -181,7 +182,8 @@ def test_zeros_have_no_unit(contract: Contract) -> None:
 def recordings(seed: int, episodes: int) -> list[np.ndarray]:
     """States of episodes that begin in different places and move less than that: (40, 7) each."""
     rng = np.random.default_rng(seed)
-    center, deviation = rng.normal(0, 1, 7), np.exp(rng.normal(-1, 0.7, 7))
+    center = rng.normal(0, 1, 7)
+    deviation = np.exp(rng.normal(-1, 0.7, 7))
     return [
         center + deviation * (rng.normal(0, 1.0, 7) + np.cumsum(rng.normal(0, 0.15, (40, 7)), axis=0))
         for _ in range(episodes)
@@ -259,8 +261,10 @@ def scene_images(episode: int, count: int) -> np.ndarray:
     """A table with three blocks that lie elsewhere in each episode, and a hand that moves."""
     table = np.random.default_rng(0).integers(90, 160, (12, 16, 3))
     rng = np.random.default_rng([5, episode])
-    places, colors = rng.integers(5, 40, (3, 2)), ((200, 30, 30), (30, 200, 30), (30, 30, 200))
-    start, found = rng.integers(0, 30), []
+    places = rng.integers(5, 40, (3, 2))
+    colors = ((200, 30, 30), (30, 200, 30), (30, 30, 200))
+    start = rng.integers(0, 30)
+    found = []
     for step in range(count):
         image = np.kron(table, np.ones((4, 4, 1)))
         for (y, x), color in zip(places, colors):
@@ -273,7 +277,8 @@ def scene_images(episode: int, count: int) -> np.ndarray:
 def test_few_episodes_are_no_reason_for_a_crop() -> None:
     """A print of six episodes: others look different, but are neither cropped nor mirrored; BGR is still found."""
     shown = [(episode, image) for episode in range(6) for image in scene_images(episode, 24)[::3]]
-    grids, episodes = [shrink(image) for _, image in shown], [episode for episode, _ in shown]
+    grids = [shrink(image) for _, image in shown]
+    episodes = [episode for episode, _ in shown]
     poses = states(200, 1)
 
     def found(look: CameraPrint, change: Callable[[np.ndarray], np.ndarray]) -> list[set[str]]:
@@ -281,7 +286,8 @@ def test_few_episodes_are_no_reason_for_a_crop() -> None:
         facts = RobotFacts(30, 16, "arm", "joint", vector("joints", poses), vector("action", poses), camera, TASKS)
         kinds = []
         for episode in range(100, 108):
-            check, own = ObservationCheck(Contract({"arm": facts}), "arm"), set()
+            check = ObservationCheck(Contract({"arm": facts}), "arm")
+            own = set()
             for step, image in enumerate(scene_images(episode, 15)):
                 seen = {"joints": poses[step], "cam": change(image), "task": TASKS[0]}
                 own |= {mismatch.kind for mismatch in check.look(seen)}
@@ -296,14 +302,16 @@ def test_few_episodes_are_no_reason_for_a_crop() -> None:
 
 def test_covered_lens_is_no_crop() -> None:
     """Images of one color look like the middle of images whose middle is empty."""
-    rng, poses = np.random.default_rng(3), states(200, 1)
+    rng = np.random.default_rng(3)
+    poses = states(200, 1)
     recorded = rng.integers(0, 255, (24, 48, 64, 3), np.uint8)
     recorded[:, 8:40, 10:54] = 110 + rng.integers(0, 3, (24, 32, 44, 3), np.uint8)
     recorded[:, :8], recorded[:, 40:] = 20, 230
     look = CameraPrint.of_images([shrink(image) for image in recorded])
     camera = {"observation.images.front": CameraFacts("cam", (48, 64), look)}
     facts = RobotFacts(30, 16, "arm", "joint", vector("joints", poses), vector("action", poses), camera, TASKS)
-    check, kinds = ObservationCheck(Contract({"arm": facts}), "arm"), set()
+    check = ObservationCheck(Contract({"arm": facts}), "arm")
+    kinds = set()
     for step in range(15):
         covered = (110 + rng.integers(0, 3, (48, 64, 3))).astype(np.uint8)
         seen = {"joints": poses[step], "cam": covered, "task": TASKS[0]}
@@ -312,7 +320,8 @@ def test_covered_lens_is_no_crop() -> None:
 
 
 def test_an_absurd_number_is_reported_after_a_smaller_difference(contract: Contract) -> None:
-    check, found = ObservationCheck(contract, "arm"), []
+    check = ObservationCheck(contract, "arm")
+    found = []
     for step, seen in enumerate(arm_observations(STEPS)):
         joints = seen["joints"] + 3 * (np.arange(7) == 1)
         if step in (12, 13, 15):
@@ -324,7 +333,8 @@ def test_an_absurd_number_is_reported_after_a_smaller_difference(contract: Contr
 
 def test_keys_that_are_no_inputs_are_named_in_a_few_short_lines(contract: Contract) -> None:
     """Of a robot that sends others in each observation, too."""
-    check, found = ObservationCheck(contract, "arm"), []
+    check = ObservationCheck(contract, "arm")
+    found = []
     for step, seen in enumerate(arm_observations(STEPS)):
         found += check.look({**seen, **{f"{step}/{number}\n" + "k" * 10_000: 0 for number in range(3)}})
     assert {mismatch.kind for mismatch in found} == {"extra key"}

@@ -26,7 +26,8 @@ class Examination:
     """
 
     def __init__(self, path: str, timeout: float = 120) -> None:
-        self._path, self._timeout = path, timeout
+        self._path = path
+        self._timeout = timeout
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 -- closed with the examination

@@ -80,7 +80,8 @@ def is_epoch(places: list[Place], demo: DemoSet) -> bool:
 
 def describe_coverage(places: list[Place], demo: DemoSet, begin: str = "") -> None:
     """Raise Violation unless places are all frames, each once."""
-    counts, frames = Counter(places), demo.frames
+    counts = Counter(places)
+    frames = demo.frames
     missing = [place for place in frames if not counts[place]]
     repeated = [place for place, count in counts.items() if count > 1]
     foreign = [place for place in counts if place not in frames]
@@ -148,10 +149,12 @@ def check_differ(factory: Factory, **arguments: Any) -> str:
     if not count_samples(epochs[1]):
         raise Violation("the second epoch is empty")
     total = len(ranks.demo.frames)
-    first, second = list_samples(epochs[0]), list_samples(epochs[1])
+    first = list_samples(epochs[0])
+    second = list_samples(epochs[1])
     if ranks.endless:
         stream = first + second
-        first, second = stream[:total], stream[total : 2 * total]
+        first = stream[:total]
+        second = stream[total : 2 * total]
     if first == second:
         raise Violation(f"epochs 0 and 1 have the same {len(first)} frames in the same sequence")
     same = sum(a == b for a, b in zip(first, second))
@@ -184,7 +187,8 @@ def check_differ_workers(factory: Factory) -> str:
 
 def check_equal(first: list[Step], second: list[Step], words: str) -> str:
     """Check that two lists of steps have the same batches, samples and content."""
-    a, b = list_batches(first), list_batches(second)
+    a = list_batches(first)
+    b = list_batches(second)
     if len(a) != len(b):
         raise Violation(f"{words}: {len(b)} batches, not {len(a)}")
     other = [i for i, (x, y) in enumerate(zip(a, b)) if x.places != y.places]

@@ -47,7 +47,9 @@ class Ranks:
     """
 
     def __init__(self, factory: Factory, demo: DemoSet, world_size: int = 1, **arguments: Any) -> None:
-        self.demo, self.world_size, self.epoch = demo, world_size, 0
+        self.demo = demo
+        self.world_size = world_size
+        self.epoch = 0
         shared = {"num_workers": 0, "seed": 0, "batch_size": GLOBAL_BATCH // world_size} | arguments
         self.loaders = [factory(rank=rank, world_size=world_size, **shared) for rank in range(world_size)]
         self._iterators: list[Iterator[Any]] = []
@@ -99,7 +101,8 @@ class Ranks:
         The steps of endless loaders hold whole batches, so the last one may begin the next epoch.
         """
         steps: list[Step] = []
-        total, largest = 0, 1
+        total = 0
+        largest = 1
         stream = self.steps()
         while self._ahead:
             steps.append(self._ahead.pop(0))

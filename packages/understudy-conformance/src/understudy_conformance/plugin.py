@@ -62,7 +62,8 @@ class _Item(pytest.Item):
 
     def __init__(self, *, requirement: "Requirement", examination: "Examination", **options: Any) -> None:
         super().__init__(**options)
-        self._requirement, self._examination = requirement, examination
+        self._requirement = requirement
+        self._examination = examination
 
     def setup(self) -> None:
         """Examine here: a missing package is an error of the set-up, not a failure."""

@@ -273,7 +273,8 @@ def check_drift(factory: Factory) -> str:
 def check_version(factory: Factory) -> str:
     """Open a set as it is, and with later versions in its info.json."""
     demo = factory.base(read_one)
-    facts, faults = [], []
+    facts = []
+    faults = []
     for version in (demo.version, "v3.9", "v9.0"):
         root = copy_of(demo, demo.name)
         info = json.loads((root / "meta/info.json").read_text())

@@ -160,15 +160,19 @@ def examine(requirement: Requirement, factory: Factory) -> Result:
     Raises:
         FactoryError: its code fails to import a package.
     """
-    begin, status = time.monotonic(), "passed"
+    begin = time.monotonic()
+    status = "passed"
     try:
         facts = requirement.check(factory)
     except NotApplicable as reason:
-        status, facts = "not applicable", str(reason)
+        status = "not applicable"
+        facts = str(reason)
     except Violation as violation:
-        status, facts = "failed", str(violation)
+        status = "failed"
+        facts = str(violation)
     except Exception as error:  # of foreign code
-        status, facts = "failed", describe_error(error)
+        status = "failed"
+        facts = describe_error(error)
     return Result(requirement.number, status, facts, round(time.monotonic() - begin, 3))  # type: ignore[arg-type]
 
 

@@ -56,7 +56,8 @@ def check_positions(factory: Factory, epoch: int, **arguments: Any) -> str:
         ranks.epoch = epoch
         read, states = read_with_states(ranks, count)
     check_equal(truth, read, "a loader whose state is saved after each batch")
-    wrong, first = [], ""
+    wrong = []
+    first = ""
     for position, state in enumerate(states[:-1], 1):
         with open_ranks(factory, **arguments) as ranks:
             ranks.load(state)
@@ -150,7 +151,8 @@ def check_worlds(factory: Factory) -> str:
     demo = find_base(factory)
     places: list[Place] = []
     stream: list[Place] = []
-    state, total = None, len(demo.frames)
+    state = None
+    total = len(demo.frames)
     for stage, world_size in enumerate((2, 1, 2)):
         with open_ranks(factory, world_size=world_size) as ranks:
             if state is not None:

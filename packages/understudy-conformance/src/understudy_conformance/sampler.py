@@ -78,7 +78,8 @@ def check_ranks(factory: Factory) -> str:
 def check_differ(factory: Factory) -> str:
     """Compare epochs 0 and 1."""
     factory.need("epoch")
-    first, second = read_indices(factory), read_indices(factory, epoch=1)
+    first = read_indices(factory)
+    second = read_indices(factory, epoch=1)
     same = float(np.mean([a == b for a, b in zip(first, second)]))
     if first == second:
         raise Violation("epochs 0 and 1 are equal")
@@ -113,7 +114,8 @@ def check_mixing(factory: Factory) -> str:
     if not len(batches):
         raise Violation(f"an epoch has {len(numbers)} frames")
     pairs = sum(int(np.square(np.bincount(batch)).sum()) - BATCH for batch in batches)
-    lengths, total = np.array(LENGTHS), sum(LENGTHS)
+    lengths = np.array(LENGTHS)
+    total = sum(LENGTHS)
     expected = len(batches) * BATCH * (BATCH - 1) * float((lengths * (lengths - 1)).sum()) / (total * (total - 1))
     ratio = pairs / expected
     facts = f"{ratio:.2f} times the pairs of one episode of a perfect shuffle, in batches of {BATCH}"

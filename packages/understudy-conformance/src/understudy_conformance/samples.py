@@ -181,14 +181,16 @@ def compare_windows(samples: Iterable[Mapping[str, Any]], demo: DemoSet, key: st
                 shown = "no recorded image" if identity is None else "camera {} episode {} frame {}".format(*identity)
             else:
                 truth = values(episode, frame + step)[key]
-                right, shown = np.array_equal(actual.reshape(-1), truth), str(actual.reshape(-1).tolist())
+                right = np.array_equal(actual.reshape(-1), truth)
+                shown = str(actual.reshape(-1).tolist())
             tally.add(place, right, f"step {step:+} of {key} is {shown}")
     return tally
 
 
 def compare_padding(samples: Iterable[Mapping[str, Any]], demo: DemoSet, keys: Iterable[str]) -> Tally:
     """Compare `<key>_is_pad` of samples with the steps outside their episode."""
-    tally, keys = Tally(), tuple(keys)
+    tally = Tally()
+    keys = tuple(keys)
     for sample in samples:
         episode, frame = place = find_place(sample, demo)
         for key in keys:

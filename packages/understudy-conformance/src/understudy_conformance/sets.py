@@ -18,10 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SIDE, BLOCK = 64, 16
-DARK, BRIGHT, RED = 40, 215, (200, 30, 30)
+SIDE = 64
+BLOCK = 16
+DARK = 40
+BRIGHT = 215
+RED = (200, 30, 30)
 TASKS = ("lift the red block", "push the blue block", "wait")
-FRONT, WRIST = "observation.images.front", "observation.images.wrist"
+FRONT = "observation.images.front"
+WRIST = "observation.images.wrist"
 FEATURES: dict[str, tuple[str, tuple[int, ...]]] = {
     "observation.state": ("float32", (4,)),
     "observation.gripper": ("float32", (1,)),
@@ -88,7 +92,8 @@ BASES = (V30, ONE_FILE, V21, V20)
 
 def values(episode: int, frame: int) -> dict[str, NDArray[Any]]:
     """Return the columns of `FEATURES` in a row."""
-    e, f = float(episode), float(frame)
+    e = float(episode)
+    f = float(frame)
     return {
         "observation.state": np.array([e + f / 64, -f / 4, (7 * e * e + 3 * f) % 11 / 8, 10_000 + f % 3], np.float32),
         "observation.gripper": np.array([f % 2], np.float32),

@@ -37,7 +37,8 @@ def true_rows(demo: DemoSet, key: str) -> Any:
 def compare(factory: Factory, keys: list[str], names: tuple[str, ...], relative: float) -> str:
     """Compare statistics of features with those of their rows in float64."""
     statistics, demo = read_statistics(factory)
-    faults, count = [], 0
+    faults = []
+    count = 0
     for key in keys:
         if key not in statistics:
             continue
@@ -139,7 +140,8 @@ def check_images(factory: Factory) -> str:
 def check_quantiles(factory: Factory) -> str:
     """Compare the quantiles that the statistics have, with a tolerance of 2 % of the range."""
     statistics, demo = read_statistics(factory)
-    count, faults = 0, []
+    count = 0
+    faults = []
     for key in ("observation.state", "action"):
         if key not in statistics:
             continue
@@ -148,7 +150,8 @@ def check_quantiles(factory: Factory) -> str:
         for name in statistics[key]:
             if not (name[:1] == "q" and name[1:].isdigit()):
                 continue
-            share, count = int(name[1:]) / 100, count + 1
+            share = int(name[1:]) / 100
+            count = count + 1
             low = np.quantile(rows, share, axis=0, method="lower") - span
             high = np.quantile(rows, share, axis=0, method="higher") + span
             actual = to_array(statistics[key][name]).astype(np.float64).reshape(-1)

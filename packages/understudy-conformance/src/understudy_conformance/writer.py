@@ -59,7 +59,8 @@ class Written:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        self.root, self._pq = root, pq
+        self.root = root
+        self._pq = pq
         self.info: dict[str, Any] = json.loads((root / "meta/info.json").read_text())
         self.is_v3 = str(self.info["codebase_version"]).startswith("v3")
         files = sorted((root / "data").rglob("*.parquet"))
@@ -126,7 +127,8 @@ def check_totals(factory: Factory) -> str:
 )
 def check_rows(factory: Factory) -> str:
     """Compare all features."""
-    dataset, wrong = write(factory), []
+    dataset = write(factory)
+    wrong = []
     for key in FEATURES:
         truth = np.array([values(*place)[key] for place in WRITTEN.frames])
         actual = dataset.column(key).astype(truth.dtype)

@@ -27,13 +27,16 @@ class ChecksumError(UnderstudyError, ValueError):
     """
 
     def __init__(self, path: Path, expected: str, actual: str) -> None:
-        self.path, self.expected, self.actual = path, expected, actual
+        self.path = path
+        self.expected = expected
+        self.actual = actual
         differ = (
             f"its sha256 is {actual}, and was {expected}" if actual else f"it is missing; its sha256 was {expected}"
         )
         edited = f"if you changed it yourself, remove its line from {FILE}"
         if not expected:
-            differ, edited = "it is no list of checksums", "remove it if you changed it yourself"
+            differ = "it is no list of checksums"
+            edited = "remove it if you changed it yourself"
         super().__init__(
             f"{path} was changed after it was written ({differ}); copy, export or pull it again, or, {edited}"
         )

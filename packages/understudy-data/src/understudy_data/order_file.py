@@ -149,7 +149,8 @@ def write_order_file(path: str | Path, blocks: Iterable[Samples], facts: Mapping
         ConfigError: something is at `path`. FileExistsError: something appeared there meanwhile.
     """
     refuse_existing(path, "order file", None)
-    names, digests = pa.array([dataset["name"] for dataset in facts["datasets"]]), []
+    names = pa.array([dataset["name"] for dataset in facts["datasets"]])
+    digests = []
     with replace_file(Path(path), is_new=True) as draft, pq.ParquetWriter(draft, SCHEMA, compression="zstd") as writer:
         for block in blocks:
             columns = dict(zip(SCHEMA.names, block))
@@ -227,7 +228,9 @@ class OrderFile:
 
         A column that no order has may have any size, such as images in LeRobot's data files.
         """
-        schema, facts, names = file.schema_arrow, file.metadata.row_group(group), list[str]()
+        schema = file.schema_arrow
+        facts = file.metadata.row_group(group)
+        names = list[str]()
         for name in schema.names:
             column = _OTHER_NAMES.get(name, name)
             if column not in SCHEMA.names:
@@ -240,7 +243,8 @@ class OrderFile:
                 fix = "write integers, floats as weights, and names of datasets"
                 raise self._error(f"has {column} of the type {kind}", fix)
             place = next(number for number in range(facts.num_columns) if facts.column(number).path_in_schema == name)
-            size, most = facts.column(place).total_uncompressed_size, facts.num_rows * _MOST_BYTES[is_text] + (1 << 20)
+            size = facts.column(place).total_uncompressed_size
+            most = facts.num_rows * _MOST_BYTES[is_text] + (1 << 20)
             if not 0 <= size <= most:
                 raise self._error(f"has {size} bytes of {column} for {facts.num_rows} rows", "write shorter values")
             names.append(name)
@@ -254,12 +258,16 @@ class OrderFile:
 
     def _scan(self) -> str:
         """Read a file of other tools once: number its datasets, and find its batch size and its digest."""
-        digests, sizes, last, held = list[str](), set[int](), None, 0
+        digests = list[str]()
+        sizes = set[int]()
+        last = None
+        held = 0
         for samples in self.blocks():
             jumps = np.diff(samples.step, prepend=samples.step[0] if last is None else last)
             if not np.isin(jumps, (0, 1)).all():
                 raise self._error("has steps that do not rise one by one", "sort the rows by step")
-            begins, last = np.flatnonzero(jumps), samples.step[-1]
+            begins = np.flatnonzero(jumps)
+            last = samples.step[-1]
             sizes |= set(np.diff(begins, prepend=-held).tolist())  # a step may be several row groups
             held = len(jumps) - begins[-1] if len(begins) else held + len(jumps)
             digests.append(samples.digest)
@@ -291,7 +299,8 @@ class OrderFile:
             line = f"its rows are of {self.names[0]!r}, and are played over {names[0]!r}"
             warnings.warn(f"{self.path}: {line}", stacklevel=2)
         for number, source in enumerate(sources):
-            stated, read = self._stated(number, "version"), dataset_facts(source)
+            stated = self._stated(number, "version")
+            read = dataset_facts(source)
             if self._stated(number, "address") and read["address"] and read["version"] != stated:
                 line = f"{source.name}: the order was made of {stated}, and is played over {read['version']}"
                 warnings.warn(f"{self.path}: {line}; its episodes are as long there", stacklevel=2)
@@ -357,7 +366,8 @@ class OrderFile:
         if len(outside := np.flatnonzero((rows < 0) | (rows >= self._ends[-1]))):
             fix = f"it has {self.start} to {self.stop - 1}; export more of them"
             raise self._error(f"has no position {positions[outside[0]]}", fix)
-        located, group_of = np.empty((3, len(rows)), np.int64), np.searchsorted(self._ends, rows, side="right")
+        located = np.empty((3, len(rows)), np.int64)
+        group_of = np.searchsorted(self._ends, rows, side="right")
         for group in np.unique(group_of).tolist():
             chosen = np.flatnonzero(group_of == group)
             located[:, chosen] = self._held(group)[:, rows[chosen] - int(self._ends[group])]  # from the end

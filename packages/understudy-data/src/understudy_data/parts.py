@@ -60,13 +60,16 @@ class Lost:
 
 def cut_parts(items: Iterable[Any], costs: Iterable[float], limit: float) -> list[Part]:
     """Divide items into parts of neighbors that cost about `limit` each."""
-    parts, part, total = list[Part](), list[Any](), 0.0
+    parts = list[Part]()
+    part = list[Any]()
+    total = 0.0
     for item, cost in zip(items, costs, strict=True):
         part.append(item)
         total += cost
         if total >= limit:
             parts.append(tuple(part))
-            part, total = [], 0.0
+            part = []
+            total = 0.0
     return [*parts, tuple(part)] if part else parts
 
 
@@ -81,7 +84,8 @@ class Workers:
     """
 
     def __init__(self, count: int = 1, ray: str = "", folder: str | Path | None = None, apart: bool = False) -> None:
-        self._count, self._ray = count, ray
+        self._count = count
+        self._ray = ray
         self.folder = Path(folder) if folder else None
         self._is_here = count == 1 and not ray and not apart
         self._engine: _Processes | _Cluster | None = None
@@ -126,7 +130,8 @@ class Workers:
         """
         if self._is_running:
             raise RuntimeError("read or close the results of the earlier call first")
-        self._is_running, is_done = True, False
+        self._is_running = True
+        is_done = False
         try:
             yield from self._run(work, parts, done)
             is_done = True
@@ -169,7 +174,8 @@ class Workers:
             return
         if not parts:
             return
-        engine, singles = self._started(), dict[int, list[Any]]()
+        engine = self._started()
+        singles = dict[int, list[Any]]()
         engine.start(work)
         waiting = deque[_Task]((number, None, part) for number, part in enumerate(parts))
         while waiting or engine.running:
@@ -329,7 +335,8 @@ class _Cluster:
         self._stdout = redirect_stdout(sys.stderr)  # Ray prints its errors to stdout, which is for results
         self._stdout.__enter__()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        self._ray, self._work = ray, None
+        self._ray = ray
+        self._work = None
         self._task = ray.remote(num_cpus=1, max_retries=TRIES - 1)(_remote)
         self.running: dict[Any, _Task] = {}
 

@@ -74,7 +74,8 @@ def observed_metadata(observation: Mapping[str, Any], facts: Record, rows: int) 
         ValueError: a name that the prompts of training do not have, a value without text, another number of
             observations, or another format.
     """
-    entries, stored = observation.get(PROMPT_METADATA), facts.get(PROMPT_METADATA, {})
+    entries = observation.get(PROMPT_METADATA)
+    stored = facts.get(PROMPT_METADATA, {})
     names = list(stored.get("names", ()))
     if names and stored.get("format") != FORMAT:
         raise ValueError(f"the prompts have the format {stored.get('format')!r}, this release has {FORMAT!r}")

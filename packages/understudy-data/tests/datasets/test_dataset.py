@@ -25,7 +25,9 @@ from understudy_data.testing.videos import rgb
 
 torch.set_num_threads(1)
 
-TOP, SIDE_CAM, PNG = "observation.images.top", "observation.images.side", "observation.images.png"
+TOP = "observation.images.top"
+SIDE_CAM = "observation.images.side"
+PNG = "observation.images.png"
 
 
 def same(sample: dict[str, Any], want: dict[str, Any], pictures: tuple[str, ...]) -> None:
@@ -135,7 +137,8 @@ def test_dataset_codecs(tmp_path: Path, codec: str, gop: int, b_frames: int) -> 
 )
 def test_dataset_any_shape_reads_back(tmp_path_factory: pytest.TempPathFactory, gaps: list[int], **shape: Any) -> None:
     ids = tuple(np.cumsum(gaps)[: len(shape["lengths"])].tolist())
-    offsets, late = shape.pop("offsets"), shape.pop("late") and "timestamp" not in shape["omit"]
+    offsets = shape.pop("offsets")
+    late = shape.pop("late") and "timestamp" not in shape["omit"]
     omit = tuple(sorted(shape.pop("omit")))
     spec = Spec(ids=ids, late_timestamps=late, omit=omit, **{**shape, "lengths": tuple(shape["lengths"])})
     root = tmp_path_factory.mktemp("shape") / "d"
@@ -438,7 +441,8 @@ def test_dataset_both_formats_give_the_same_samples(real_data: Path) -> None:
     lengths = dict(zip(old.catalog.episodes.ids.tolist(), old.catalog.episodes.lengths.tolist()))
     left = np.array([lengths[episode] for episode in episodes.tolist()]) - frames
     for i in np.flatnonzero((everything % 5 == 0) | (frames < 3) | (left <= 3)).tolist():
-        one, other = old[i], new[i]
+        one = old[i]
+        other = new[i]
         assert one.keys() == other.keys() >= {camera, f"{camera}_is_pad"}
         for key, value in one.items():
             assert torch.equal(value, other[key]) if torch.is_tensor(value) else value == other[key], (i, key)
@@ -449,7 +453,8 @@ def test_dataset_a_real_dataset_with_every_oddity(real_data: Path) -> None:
     import av
     import pyarrow.parquet as pq
 
-    root, camera = real_data / "gr1_sim_v20", "observation.images.ego_view"
+    root = real_data / "gr1_sim_v20"
+    camera = "observation.images.ego_view"
     with pytest.warns(UserWarning, match="egoview"):
         data = EpisodeDataset(root)
     assert len(data) == 2096

@@ -10,7 +10,8 @@ import pytest
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.testing.datasets import Spec, expected, identity, write_dataset
 
-TOP, PNG = "observation.images.top", "observation.images.png"
+TOP = "observation.images.top"
+PNG = "observation.images.png"
 SECONDS = {"action": [0, 0.1, 0.5], TOP: [-0.1, 0.0]}
 OFFSETS = {"action": [0, 1, 5], TOP: [-1, 0]}
 NO_TORCH = """
@@ -31,7 +32,8 @@ def test_arrays_are_the_written_data(tmp_path: Path, version: str) -> None:
     data = EpisodeArrays(tmp_path / "data", SECONDS)
     assert len(data) == 15
     for number, (episode, frame) in enumerate(truth.frames):
-        sample, wanted = data[number], expected(truth, episode, frame, OFFSETS)
+        sample = data[number]
+        wanted = expected(truth, episode, frame, OFFSETS)
         assert sample.keys() == wanted.keys()
         for key, value in wanted.items():
             if key in (TOP, PNG):

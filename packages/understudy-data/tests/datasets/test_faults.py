@@ -34,7 +34,8 @@ from understudy_data.testing.datasets import (
 
 torch.set_num_threads(1)
 
-TOP, PNG = "observation.images.top", "observation.images.png"
+TOP = "observation.images.top"
+PNG = "observation.images.png"
 SPEC = Spec(lengths=(4, 5, 3), images=(PNG,), rich=True, foreign=False, gop=3, b_frames=1)
 NAMES = {"v2.1": "videos/chunk-000/{}/episode_000001.mp4", "v3.0": "videos/{}/chunk-000/file-000.mp4"}
 
@@ -219,7 +220,8 @@ def test_faults_videos_that_cannot_be_read(copy: Callable[[str], Path], version:
 
 def test_faults_no_permission(copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated, since a test may run as a user who may read everything."""
-    root, real = copy("v2.1"), open
+    root = copy("v2.1")
+    real = open
 
     def forbidding(path: Any, *rest: Any, **named: Any) -> Any:
         if "episode_000001" in str(path):
@@ -310,7 +312,9 @@ def test_faults_sizes_that_differ_in_a_batch(copy: Callable[[str], Path]) -> Non
 
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=10)
-        stream.width, stream.height, stream.pix_fmt = 32, 16, "yuv420p"
+        stream.width = 32
+        stream.height = 16
+        stream.pix_fmt = "yuv420p"
         for _ in range(5):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((16, 32, 3), np.uint8), format="rgb24")))
         container.mux(stream.encode(None))
@@ -326,7 +330,8 @@ def test_faults_videos_elsewhere_are_those_here(written: dict[str, tuple[Path, T
     root = written["v3.0"][0]
     for path in (p for p in root.rglob("*") if p.is_file()):
         fsspec.filesystem("memory").pipe(f"/faults/{path.relative_to(root)}", path.read_bytes())
-    here, there = EpisodeDataset(root), EpisodeDataset("memory://faults")
+    here = EpisodeDataset(root)
+    there = EpisodeDataset("memory://faults")
     for key, value in here[5].items():
         assert torch.equal(there[5][key], value) if isinstance(value, torch.Tensor) else there[5][key] == value
 
@@ -343,7 +348,8 @@ def stored(root: Path, values: list[dict[str, Any] | None]) -> EpisodeDataset:
 
 
 def encoded(array: np.ndarray, mode: str | None = None) -> dict[str, Any]:
-    image, buffer = Image.fromarray(array), io.BytesIO()
+    image = Image.fromarray(array)
+    buffer = io.BytesIO()
     (image if mode is None else image.convert(mode)).save(buffer, "PNG")
     return {"bytes": buffer.getvalue(), "path": None}
 

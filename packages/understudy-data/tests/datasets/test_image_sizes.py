@@ -20,7 +20,8 @@ from understudy_data.testing.datasets import SIDE, Spec, edit_json, write_datase
 from understudy_data.testing.videos import write_video
 from understudy_data.video.reader import open_video
 
-IMAGE, TOP = "observation.images.stored", "observation.images.top"
+IMAGE = "observation.images.stored"
+TOP = "observation.images.top"
 _PEAK = """
 import json, resource, sys
 from understudy_base.errors import DatasetError
@@ -42,7 +43,8 @@ def png(height: int, width: int) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    squeezer, rows = zlib.compressobj(9), bytearray()
+    squeezer = zlib.compressobj(9)
+    rows = bytearray()
     for _ in range(height):
         rows += squeezer.compress(bytes(1 + 3 * width))
     rows += squeezer.flush()

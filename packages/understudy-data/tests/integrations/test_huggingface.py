@@ -104,7 +104,8 @@ def test_trainer_of_transformers_resumes_exactly(data: EpisodeDataset, tmp_path:
         Trainer(model=model, args=args, train_dataset=data).train(resume_from_checkpoint=resume)
         return model
 
-    whole, cut = train("whole", 10), train("cut", 5)
+    whole = train("whole", 10)
+    cut = train("cut", 5)
     resumed = train("cut", 10, resume=True)
     assert len(whole.seen) == 10
     assert [*cut.seen, *resumed.seen] == whole.seen

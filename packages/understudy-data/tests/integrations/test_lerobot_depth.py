@@ -9,7 +9,8 @@ import pytest
 from understudy_data.datasets.dataset import EpisodeDataset
 
 DEPTH = "observation.images.depth"
-HEIGHT, WIDTH = 64, 96
+HEIGHT = 64
+WIDTH = 96
 
 
 def frame(index: int, dtype: type) -> np.ndarray:
@@ -42,7 +43,8 @@ def test_depth_unit_delivers_what_lerobot_delivers(use_videos: bool, dtype: type
         theirs = lerobot_dataset.LeRobotDataset("me/depth", root=root, depth_output_unit=unit)
         ours = EpisodeDataset(root, depth_unit=unit)
         for index in range(6):
-            image, expected = ours[index][DEPTH], theirs[index][DEPTH]
+            image = ours[index][DEPTH]
+            expected = theirs[index][DEPTH]
             assert (image.dtype, image.shape) == (expected.dtype, expected.shape)
             # Codes are converted in float64 here and in float32 there: next to a half, the millimeters differ by one.
             slack = 1.0 if use_videos and unit == "mm" else 0.0

@@ -19,7 +19,8 @@ from understudy_data.testing.datasets import Spec, write_dataset
 
 class Transformed:
     def __init__(self, dataset: Any, transforms: list[Any]) -> None:
-        self._dataset, self._transforms = dataset, transforms
+        self._dataset = dataset
+        self._transforms = transforms
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -43,7 +44,8 @@ def module(root: Path) -> Any:
     found._transforms = SimpleNamespace(
         PromptFromLeRobotTask=lambda tasks: lambda sample: {**sample, "prompt": tasks[0]}
     )
-    found.TransformedDataset, found.TorchDataLoader = Transformed, Torch
+    found.TransformedDataset = Transformed
+    found.TorchDataLoader = Torch
     found.create_torch_dataset = lambda *args: "theirs"
     return found
 
@@ -80,7 +82,8 @@ def test_samples_are_ours_in_our_order(data: Path) -> None:
 
 
 def test_resume_continues_behind_the_consumed_samples(data: Path) -> None:
-    whole, resumed = module(data), module(data)
+    whole = module(data)
+    resumed = module(data)
     install(whole)
     install(resumed, samples=6)
     assert indices(resumed) == indices(whole)[3:]

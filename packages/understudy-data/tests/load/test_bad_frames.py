@@ -25,7 +25,8 @@ from understudy_data.video.color import Converter
 from understudy_data.video.packets import open_packets
 
 TOP = "observation.images.top"
-BATCH, STEPS = 4, 24
+BATCH = 4
+STEPS = 24
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,8 @@ def damaged(sound: Path) -> Path:
     packets = open_packets(str(video))
     content = bytearray(video.read_bytes())
     for picture in (10, 33):
-        at, size = int(packets.index.offset[picture]), int(packets.index.size[picture])
+        at = int(packets.index.offset[picture])
+        size = int(packets.index.size[picture])
         content[at + 5 : at + size] = b"\xff" * (size - 5)
     packets.close()
     video.write_bytes(bytes(content))
@@ -119,7 +121,8 @@ def test_substitutes_replace_bad_frames_only(
 
 
 def test_clip_reader_raises_at_the_sample_of_the_bad_frame(damaged: Path) -> None:
-    data, decoded = opened(damaged, episodes=[0]), dict[int, Any]()
+    data = opened(damaged, episodes=[0])
+    decoded = dict[int, Any]()
     rows, frames = data.frames_to_decode(np.zeros(2, int), np.array([9, 10]))
     reader = ClipReader(data, TOP, [0, 1], rows, frames[TOP], DecodePolicy(8, True), [], Cursors(1), Converter())
     reader.decode_next(decoded, Timings())  # decodes ahead
@@ -207,7 +210,8 @@ def test_substitutes_are_augmented_by_the_position(damaged: Path, memory: str) -
 
 
 def test_substitutes_made_twice_are_journaled_once(sound: Path, tmp_path: Path) -> None:
-    data, journal = opened(sound), tmp_path / "journal.jsonl"
+    data = opened(sound)
+    journal = tmp_path / "journal.jsonl"
     order = order_of(data)
     substitutes = Substitutes(order, journal, 0.5)
     found = []

@@ -25,7 +25,8 @@ from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.testing.order_sources import episodes
 
 GIGABYTE = 10**9
-H264_480, AV1_480 = (463_200, 2_800_000), (737_280, 2_900_000)
+H264_480 = (463_200, 2_800_000)
+AV1_480 = (737_280, 2_900_000)
 """Bytes of a decoded frame of 640 x 480 and of a live decoder."""
 
 
@@ -204,7 +205,8 @@ def data(tmp_path: Path) -> EpisodeDataset:
 
 
 def test_facts_of_a_dataset_are_those_of_its_images(data: EpisodeDataset) -> None:
-    whole, small = read_facts(data), read_facts(data, (16, 16))
+    whole = read_facts(data)
+    small = read_facts(data, (16, 16))
     assert whole.frames == small.frames == len(data)
     cameras = len(whole.frame)
     assert small.sample == cameras * 16 * 16 * 3
@@ -286,7 +288,8 @@ def test_sources_that_are_alike_are_planned_as_each_alone(seed: int) -> None:
         assert plan == candidate.plan == describe_plan(division, [source.name for source in sources])
         assert candidate.cost == order_cost(sources, candidate.spec, plan, world_size)
         checked = [part.source for part in candidate.sources]
-        weights, request = [float(source.frames) for source in sources], OrderRequest("clips", 32, 1 << 62, spread=64)
+        weights = [float(source.frames) for source in sources]
+        request = OrderRequest("clips", 32, 1 << 62, spread=64)
         settings = choose_settings(checked, weights, request, number_sources(checked, weights, request))
         each = choose_settings(checked, weights, request, range(count))
         assert settings.resolve(checked) == each.resolve(checked)

@@ -126,7 +126,8 @@ def test_parse_bytes_refuses_other_text(size: Any) -> None:
 
 def test_loader_refuses_datasets_of_another_order(root: Path, tmp_path: Path) -> None:
     write_dataset(tmp_path / "other", Spec(lengths=(4, 3)))
-    one, two = opened(root), opened(tmp_path / "other")
+    one = opened(root)
+    two = opened(tmp_path / "other")
     for order, given in ((order_of(one, two), [one]), (order_of(one), [one, two]), (order_of(one, two), [two, one])):
         with pytest.raises(ValueError, match="order"):
             Loader(given, order=order)

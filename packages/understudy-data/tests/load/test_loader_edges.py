@@ -129,7 +129,8 @@ def test_loader_loses_no_batch_to_an_interrupt(
 ) -> None:
     """A notebook's user presses stop and later asks for the next batch."""
     expected = batches(data, order, 4)
-    plain, armed = WorkerPool.take, [True]
+    plain = WorkerPool.take
+    armed = [True]
 
     def interrupted(self: WorkerPool) -> dict[str, Any]:
         batch = plain(self) if when == "after" else {}
@@ -156,7 +157,8 @@ def test_loader_loses_no_batch_to_an_interrupt(
 def test_loader_ends_its_threads_if_one_cannot_start(
     data: EpisodeDataset, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, plain = threading.active_count(), threading.Thread.start
+    before = threading.active_count()
+    plain = threading.Thread.start
 
     def start(self: threading.Thread) -> None:
         if self.name == "understudy-loader-2":
@@ -242,7 +244,8 @@ def test_decoded_images_decodes_a_frame_once_for_two_threads(data: EpisodeDatase
     pictures = keep_decoded(data).video_frames
     assert isinstance(pictures, DecodedImages)
     shape = pictures._episode(TOP, 3).shape
-    outs, spent = [np.empty((1, *shape), np.uint8) for _ in range(2)], [Timings(), Timings()]
+    outs = [np.empty((1, *shape), np.uint8) for _ in range(2)]
+    spent = [Timings(), Timings()]
     episode = pictures._episode(TOP, 3)
     threads = [
         threading.Thread(target=pictures.read_into, args=(TOP, 3, [5], out, one)) for out, one in zip(outs, spent)
@@ -271,9 +274,11 @@ def test_picture_decoder_stops_within_a_group(at_once: int, tmp_path: Path) -> N
     spec = Spec(lengths=(60,), gop=250)
     write_video(video, episode_pictures(spec, 0, 0), spec)
     packets = open_packets(str(video))
-    target, fed = packets.index.count - 1, []
+    target = packets.index.count - 1
+    fed = []
     assert packets.index.keys.tolist() == [0]
-    one, several = packets.packet, packets.run
+    one = packets.packet
+    several = packets.run
 
     def more(first: int, stop: int, until: int) -> PacketRun:
         coded = several(first, stop, until)
@@ -373,7 +378,9 @@ def content(kept: Any) -> bytes:
 
 @pytest.mark.parametrize("keep", KEEPERS)
 def test_buffer_pool_never_reuses_kept_memory(data: EpisodeDataset, order: Order, keep: str) -> None:
-    held, whole, addresses = [], [], []
+    held = []
+    whole = []
+    addresses = []
     with Loader([data], order=order, num_threads=2) as loader:
         for _ in range(14):
             batch = next(loader)
@@ -403,7 +410,8 @@ def test_buffer_pool_reuses_released_memory(data: EpisodeDataset, order: Order) 
 def test_buffer_pool_waits_for_a_release_but_not_for_kept_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    buffers, waits = BufferPool(2, pin=False), 0
+    buffers = BufferPool(2, pin=False)
+    waits = 0
     held = [buffers.take((4, 4)), buffers.take((4, 4))]
     address = held[1].ctypes.data
 
@@ -442,7 +450,8 @@ def test_clip_reader_drops_frames_behind_their_last_sample(root: Path, monkeypat
         assert loader.plan.keeps_decoded == (False,)
         for _ in range(120):
             next(loader)
-        policy, halo = loader.plan.policies[0], sum(data.reach)
+        policy = loader.plan.policies[0]
+        halo = sum(data.reach)
     assert policy.run_length >= 1
     # A run may reach on to a key frame, at most as far again.
     assert 1 <= max(held) <= 2 * policy.run_length + halo < 40
@@ -451,7 +460,9 @@ def test_clip_reader_drops_frames_behind_their_last_sample(root: Path, monkeypat
 def test_ready_batches_are_delivered_while_later_samples_are_looked_up(
     data: EpisodeDataset, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delivered, waits, locate = threading.Event(), [], Order.locate
+    delivered = threading.Event()
+    waits = []
+    locate = Order.locate
 
     def slow(self: Order, positions: Any) -> Any:
         if np.min(positions) >= 4 * BATCH:

@@ -10,7 +10,8 @@ import scale_out
 from understudy_data.testing.caches import own_cache
 from understudy_data.testing.datasets import Spec, write_dataset
 
-WORLD, BATCH = 64, 2048
+WORLD = 64
+BATCH = 2048
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts reads in /proc")
 
 

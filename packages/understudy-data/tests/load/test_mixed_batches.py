@@ -20,7 +20,9 @@ from understudy_data.order import Order
 from understudy_data.testing.batches import least_memory
 from understudy_data.testing.datasets import Spec, write_dataset
 
-TOP, ACTION, STATE = "observation.images.top", "action", "observation.state"
+TOP = "observation.images.top"
+ACTION = "action"
+STATE = "observation.state"
 SPECS = {
     "arm": Spec(lengths=(30, 24, 1, 41), fps=10),
     "hand": Spec(lengths=(9, 1, 17), fps=30, action_dim=5, state_dim=7, version="v2.1", codec="libsvtav1"),
@@ -86,7 +88,8 @@ def check(batch: dict[str, Any], datasets: Sequence[EpisodeDataset], order: Orde
 def test_mixture_samples_equal_those_of_their_dataset(  # type: ignore[no-untyped-def]
     roots, names, weights, batch, mode, memory, threads, start, world
 ) -> None:
-    datasets, world = opened(roots, names), min(world, batch)
+    datasets = opened(roots, names)
+    world = min(world, batch)
     options: dict[str, Any] = {"mode": mode} if mode != "clips" else {"clip": 5, "lanes": batch}
     order = Order.from_datasets(datasets, batch_size=batch, seed=3, weights=weights[: len(names)], **options)
     for rank in range(world):

@@ -25,8 +25,10 @@ from understudy_data.testing.batches import all_same, least_memory
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.video.color import AreaResize
 
-ACTION, STATE = "action", "observation.state"
-FRONT, WRIST = "observation.images.front", "observation.images.wrist"
+ACTION = "action"
+STATE = "observation.state"
+FRONT = "observation.images.front"
+WRIST = "observation.images.wrist"
 KEYS = [ACTION, STATE, FRONT, WRIST]
 LARGE = 10**9
 SPECS = {
@@ -113,7 +115,8 @@ def check(batch: dict[str, Any], datasets: Sequence[EpisodeDataset], order: Orde
 def test_mixture_camera_samples_equal_those_of_their_dataset(  # type: ignore[no-untyped-def]
     roots, names, windows, batch, mode, extra, threads, start, world
 ) -> None:
-    datasets, world = opened(roots, names, windows), min(world, batch)
+    datasets = opened(roots, names, windows)
+    world = min(world, batch)
     options: dict[str, Any] = {"mode": mode} if mode != "clips" else {"clip": 5, "lanes": batch}
     order = Order.from_datasets(datasets, batch_size=batch, seed=3, **options)
     for rank in range(world):
@@ -197,7 +200,8 @@ def half_size(root: Path, monkeypatch: pytest.MonkeyPatch) -> EpisodeDataset:
         patch.setattr(written, "SIDE", 32)
         patch.setattr(written, "picture", lambda *who: np.ascontiguousarray(full_picture(full, *who)))
         write_dataset(root, Spec(lengths=(8, 11), cameras=("observation.images.top",)))
-    names, absent = {FRONT: "observation.images.top"}, {WRIST: (48, 48)}
+    names = {FRONT: "observation.images.top"}
+    absent = {WRIST: (48, 48)}
     return EpisodeDataset(root, {ACTION: [0.0, 0.1]}, names=names, missing_cameras=absent, keys=[ACTION, STATE, FRONT])
 
 

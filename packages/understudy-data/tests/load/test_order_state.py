@@ -53,7 +53,8 @@ def test_load_state_dict_continues_behind_the_last_batch(data: EpisodeDataset) -
 def test_load_state_dict_refuses_another_order_and_names_both(data: EpisodeDataset) -> None:
     loader = Loader(data, batch_size=BATCH, seed=1)
     next(loader)
-    state, prints = loader.state_dict(), [loader.order.spec.fingerprint[:12]]
+    state = loader.state_dict()
+    prints = [loader.order.spec.fingerprint[:12]]
     for options in ({"seed": 2}, {"episodes": [0, 1]}):
         other = Loader(data.catalog, batch_size=BATCH, **{"seed": 1, **options})
         before = other.position

@@ -81,7 +81,8 @@ def test_prefetch_fetches_each_byte_once(root: Path, tmp_path: Path) -> None:
         for _ in range(2):  # the second time from the cache
             with loader(local) as here, loader(opened(server, tmp_path)) as there:
                 for _ in range(count):
-                    one, other = next(here), next(there)
+                    one = next(here)
+                    other = next(there)
                     assert one.keys() == other.keys()
                     assert all(torch.equal(one[k], other[k]) for k in one if isinstance(one[k], torch.Tensor))
             assert server.sent <= sum(map(len, folder(root).values()))
@@ -127,7 +128,9 @@ def test_processes_of_a_host_fetch_each_byte_of_an_epoch_once(tmp_path: Path) ->
 def test_all_that_opening_clips_decode_is_prefetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """GOPs are decoded whole, so the bytes behind the next samples are needed at once, too."""
     write_dataset(tmp_path / "d", Spec(lengths=(120,) * 12, gop=20))
-    taken, ahead = 4, 40  # batches; the loader's threads make fewer than 40 meanwhile
+    # batches; the loader's threads make fewer than 40 meanwhile
+    taken = 4
+    ahead = 40
     local = EpisodeDataset(tmp_path / "d")
     order = Order.from_datasets([local], batch_size=2, seed=1, frames_in_flight=640)
     assert (order.spec.sources[0].clip, order.spec.sources[0].lanes) == (100, 10)
@@ -178,7 +181,8 @@ def test_videos_are_opened_beside_each_other(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(5,) * 6))
     with RangeServer(folder(tmp_path / "d", "/set")) as server:
         data = opened(server, tmp_path / "cache")
-        asked_for, all_six = set[str](), threading.Event()
+        asked_for = set[str]()
+        all_six = threading.Event()
 
         def hold(number: int, asked: Asked) -> str:
             asked_for.add(asked.path)
@@ -213,7 +217,8 @@ def test_close_ends_the_opening_of_videos(tmp_path: Path) -> None:
 
 
 def test_prefetch_begins_behind_the_first_batch(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, may_go_on = WorkerPool._wait_for_room, threading.Event()
+    plain = WorkerPool._wait_for_room
+    may_go_on = threading.Event()
 
     def wait_for_room(self: WorkerPool, number: int, timings: Timings) -> BatchInProgress | None:
         assert number == 0 or may_go_on.wait(240)
@@ -239,7 +244,8 @@ def test_prefetch_of_the_first_batch_is_its_samples_only(
     ahead: set[tuple[str, int]] = set()  # bytes
     read: set[tuple[str, int]] = set()
     begun = threading.Event()
-    prefetch, take = RemoteSource.prefetch, RemoteSource.fill
+    prefetch = RemoteSource.prefetch
+    take = RemoteSource.fill
 
     def submitted(self: RemoteSource, spans: np.ndarray) -> None:
         ahead.update((self.where, byte) for offset, size in spans.tolist() for byte in range(offset, offset + size))
@@ -328,7 +334,8 @@ def test_loader_raises_for_a_dead_server_and_substitutes_nothing(
 
 
 def test_rows_of_coming_samples_are_prefetched(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, all_asked = set[int](), threading.Event()
+    asked = set[int]()
+    all_asked = threading.Event()
     prefetch = EpisodeDataset.prefetch_rows
 
     def note(self: EpisodeDataset, rows: np.ndarray) -> None:
@@ -349,7 +356,8 @@ def test_cameras_are_opened_beside_each_other(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(8, 8), cameras=cameras))
     with RangeServer(folder(tmp_path / "d", "/set")) as server:
         data = EpisodeDataset(Catalog.open(f"{server.url}/set", RemoteOptions(cache=str(tmp_path / "cache"))))
-        asked_for, all_three = set[str](), threading.Event()
+        asked_for = set[str]()
+        all_three = threading.Event()
 
         def hold(number: int, asked: Asked) -> str:
             if asked.path.endswith("mp4"):

@@ -48,8 +48,11 @@ def test_row_batches_equal_single_batches(
     datasets: list[EpisodeDataset], count: int, size: int, start: int, mixed: bool, data: st.DataObject
 ) -> None:
     sources = datasets if mixed else datasets[:1]
-    mixture, parts = Mixture.from_datasets(sources), asked(sources, count, size, start)
-    tables, starts, ends = RowBatches(sources, mixture, *parts), set[int](), set[int]()
+    mixture = Mixture.from_datasets(sources)
+    parts = asked(sources, count, size, start)
+    tables = RowBatches(sources, mixture, *parts)
+    starts = set[int]()
+    ends = set[int]()
     taken = []
     for at in data.draw(st.permutations(range(count))):
         made = tables.take(at)

@@ -22,7 +22,8 @@ LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 @given(LENGTHS, st.integers(1, 300), st.integers(1, 5))
 def test_sample_frames_has_the_requested_size(lengths: list[int], most: int, groups: int) -> None:
     segments = line(lengths)
-    stratum, keys = np.arange(len(segments)) % groups, np.full(len(segments), 77)
+    stratum = np.arange(len(segments)) % groups
+    keys = np.full(len(segments), 77)
     segment, frame = sample_frames(segments, stratum, keys, most)
     total = sum(lengths)
     assert len(segment) == min(most, total)

@@ -21,7 +21,8 @@ from understudy_data.testing.order_sources import Source, episodes
 GOLDEN = Path(__file__).parent / "golden" / f"order_v{ORDER_VERSION}.json"
 
 
-A, B = episodes(*range(100, 400), name="a"), episodes(*[33] * 50, name="b", gop=30)
+A = episodes(*range(100, 400), name="a")
+B = episodes(*[33] * 50, name="b", gop=30)
 LONG = Source(np.array([[3, 10, 5000], [4, 0, 7777], [3, 6000, 9001]]), "long", gop=250, reach=(2, 0))
 HUGE = Source(np.array([[0, 0, 10**12], [1, 5, 10**12]]), "huge")
 SOURCES = {
@@ -48,7 +49,8 @@ def numbers(specs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     for n in (1, 7, 4096, 4097, 65537, 27_000_000, 10**12, 2**63):
         x = np.arange(0, n, max(1, n // 12), dtype=np.uint64)
         found[f"permutation of {n}"] = permutation(n, 0x0123456789ABCDEF).forward(x).tolist()
-    x, sizes = np.arange(20, dtype=np.uint64) % np.uint64(5), np.full(20, 67, np.uint64)
+    x = np.arange(20, dtype=np.uint64) % np.uint64(5)
+    sizes = np.full(20, 67, np.uint64)
     found["permuted inside"] = permute_each(x, sizes, np.arange(20, dtype=np.uint64) // np.uint64(5)).tolist()
     found["words"] = sample_words(3, "augment", [0, 1, 2**40], 3).tolist()
     found["uniform, as bits"] = sample_uniform(3, "time", [0, 1, 2**40], (5,)).view(np.uint32).tolist()

@@ -22,7 +22,8 @@ def matrix(episode: np.ndarray, frame: np.ndarray, model: Correlation) -> np.nda
 @given(models, st.integers(1, 60), st.integers(1, 6), st.sampled_from([3, 200, 10**9]), st.integers(0, 2**32))
 def test_equals_the_sum_over_all_pairs(model: Correlation, n: int, episodes: int, frames: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    episode, frame = rng.integers(-2, episodes, (3, n)), rng.integers(0, frames, (3, n))
+    episode = rng.integers(-2, episodes, (3, n))
+    frame = rng.integers(0, frames, (3, n))
     expected = [matrix(e, f, model).sum() / n for e, f in zip(episode, frame, strict=True)]
     np.testing.assert_allclose(design_effect(episode, frame, model), expected, rtol=1e-12)
 
@@ -37,7 +38,8 @@ def test_limits() -> None:
 def test_is_the_variance_of_the_mean() -> None:
     """Gradients drawn with the model's correlations: the variance of a window's mean is its design effect."""
     rng = np.random.default_rng(0)
-    episode, frame = rng.integers(0, 9, 64), rng.integers(0, 120, 64)
+    episode = rng.integers(0, 9, 64)
+    frame = rng.integers(0, 120, 64)
     factor = np.linalg.cholesky(matrix(episode, frame, Correlation()) + 1e-9 * np.eye(64))
     means = (rng.standard_normal((20_000, 64)) @ factor.T).mean(axis=1)
     assert means.var() * 64 == pytest.approx(design_effect(episode[None], frame[None])[0], rel=0.05)

@@ -42,7 +42,8 @@ def decoded(order: Order, gop: int, lanes: int) -> int:
     _, episode, frame = order.locate(np.arange(frames))
     total = 0
     for lane in range(lanes):
-        e, f = episode[lane::lanes], frame[lane::lanes]
+        e = episode[lane::lanes]
+        f = frame[lane::lanes]
         goes_on = np.zeros(len(e), bool)
         goes_on[1:] = (e[1:] == e[:-1]) & (f[1:] == f[:-1] + 1)
         total += int(np.where(goes_on, 1, f % gop + 1).sum())

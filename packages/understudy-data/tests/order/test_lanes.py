@@ -13,7 +13,8 @@ from understudy_data.testing.shuffle_battery import two_sided
 
 def by_definition(lanes: Lanes, epoch: int) -> list[int]:
     """One epoch as the docstring draws it, with lists."""
-    n, s = lanes.frames, lanes.clip
+    n = lanes.frames
+    s = lanes.clip
     clips = [list(range(start, min(start + s, n))) for start in range(0, n, s)]
     order = permutation(len(clips), make_key(lanes.seed, "clip", lanes.source, epoch))
     line = [v for u in order.forward(np.arange(len(clips), dtype=np.uint64)).tolist() for v in clips[u]]
@@ -98,7 +99,8 @@ def test_every_frame_is_equally_likely_at_every_position(p):
 
 def test_epochs_and_sources_have_orders_of_their_own():
     """Coincidences of two epochs, or of two sources of the same length, are those of chance (Poisson, mean 1)."""
-    n, epochs = 3000, 120
+    n = 3000
+    epochs = 120
     rows = [
         Lanes(0, source, n, 1, 1, True, "sequential").line(np.arange(n * epochs, dtype=np.uint64)).reshape(epochs, n)
         for source in (0, 1)

@@ -18,7 +18,8 @@ modes = st.sampled_from(["clips", "uniform", "episodes", "sequential"])
 
 @st.composite
 def orders(draw: st.DrawFn) -> tuple[Order, Source]:
-    source, mode = draw(sources()), draw(modes)
+    source = draw(sources())
+    mode = draw(modes)
     chosen: dict[str, int | str] = {}
     if mode in ("clips", "episodes"):
         chosen["inside"] = draw(st.sampled_from(["sequential", "permuted"]))

@@ -37,7 +37,9 @@ def test_a_window_of_a_large_domain_passes(n):
 
 
 def test_over_keys_every_place_is_equally_likely_for_an_index():
-    n, keys, bins = 10007, 4000, 50
+    n = 10007
+    keys = 4000
+    bins = 50
     x = np.array([0, 1, n // 2, n - 1], np.uint64)
     rows = np.stack([feistel(n, make_key(seed, "clip", 0, 0)).forward(x) for seed in range(keys)]).astype(np.int64)
     for column in rows.T:

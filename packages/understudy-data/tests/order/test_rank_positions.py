@@ -27,7 +27,8 @@ def test_any_stops_worlds_and_batches_give_the_same_samples(data):
     order = Order.from_datasets(
         [episodes(*range(20, 60))], batch_size=16, frames_in_flight=300, seed=data.draw(st.integers(0, 99))
     )
-    position, seen = 0, []
+    position = 0
+    seen = []
     for _ in range(data.draw(st.integers(1, 6))):
         world = data.draw(st.integers(1, 64))
         batch = data.draw(st.integers(world, 130))

@@ -22,9 +22,11 @@ def whereabouts(order: Order, positions: np.ndarray) -> tuple[np.ndarray, ...]:
     _, index = order.streams(positions)
     source, epoch, line = order.lines(positions)
     _, lane = order.lanes(positions)
-    clip, turn = np.empty_like(source), np.zeros_like(source)
+    clip = np.empty_like(source)
+    turn = np.zeros_like(source)
     for d in np.unique(source):
-        own, spec = source == d, order.spec.sources[d]
+        own = source == d
+        spec = order.spec.sources[d]
         clip[own] = line[own] // spec.clip if spec.shuffle else 0
         if spec.shuffle:  # behind the end of the rotated line it continues at its beginning: a clip cut there is two
             lanes = Lanes(order.seed, int(d), spec.frames, spec.clip, spec.lanes, True, spec.inside)

@@ -56,7 +56,8 @@ def test_bulk_over_many_passes_is_alone():
 
 def test_a_longer_draw_begins_like_a_shorter_one():
     """A chunk padded to another length must not change the noise of the steps both have."""
-    short, long = sample_normal(0, "noise", [5, 6], (10,)), sample_normal(0, "noise", [5, 6], (25,))
+    short = sample_normal(0, "noise", [5, 6], (10,))
+    long = sample_normal(0, "noise", [5, 6], (25,))
     assert np.array_equal(short, long[:, :10])
 
 

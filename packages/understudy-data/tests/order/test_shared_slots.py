@@ -123,7 +123,8 @@ def worst(order: Order, count: int) -> float:
     found = 0.0
     for d, part in enumerate(slots):
         at = np.flatnonzero(source == d)
-        done, share = np.arange(len(at)), part / sum(slots)
+        done = np.arange(len(at))
+        share = part / sum(slots)
         found = max(found, float(np.max(at * share - done, initial=0)), float(np.max(done + 1 - (at + 1) * share)))
     return found
 
@@ -196,7 +197,8 @@ def test_round_inverts_its_counts(given_parts: list[int], x: int) -> None:
     source, lane, visit, index = round_.locate(at)
     for d, part in enumerate(parts):
         own = source == d
-        first, behind = round_.visits(d, x), round_.visits(d, x + len(at))
+        first = round_.visits(d, x)
+        behind = round_.visits(d, x + len(at))
         assert int(behind.sum() - first.sum()) == own.sum()
         assert index[own].tolist() == list(range(int(first.sum()), int(behind.sum())))
         assert abs(int(first.sum()) - x * part / sum(parts)) < 4
@@ -248,7 +250,8 @@ def test_golden_numbers() -> None:
     assert order.lanes(GOLDEN_POSITIONS)[1].tolist() == golden["lanes"]
 
 
-SOURCE_A, SOURCE_B = episodes(*range(100, 400), name="a"), episodes(*[33] * 50, name="b", gop=30)
+SOURCE_A = episodes(*range(100, 400), name="a")
+SOURCE_B = episodes(*[33] * 50, name="b", gop=30)
 SOURCE_LONG = Source(np.array([[3, 10, 5000], [4, 0, 7777], [3, 6000, 9001]]), "long", gop=250, reach=(2, 0))
 GOLDEN_POSITIONS = [0, 1, 2, 63, 64, 1000, 4999, 5000, 12_345, 10**9 + 7, 2**62]
 

@@ -14,7 +14,8 @@ from understudy_data.testing.order_sources import Source, episodes, sources
 
 def worst_deviation(counts: tuple[int, ...]) -> float:
     """Largest |samples of d among the first x - x m_d / M| over all x and d."""
-    period, total = make_period(counts), sum(counts)
+    period = make_period(counts)
+    total = sum(counts)
     worst = 0.0
     for d, count in enumerate(counts):
         at = period.slots_of[d]

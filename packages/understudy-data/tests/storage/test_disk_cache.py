@@ -133,7 +133,9 @@ def test_spans_overlapping_returns_them_by_start(
     ends: list[tuple[int, int]], gone: set[int], asked: tuple[int, int]
 ) -> None:
     spans = [Span(start, start + size, str(i), 0) for i, (start, size) in enumerate(ends)]
-    some, start, end = Spans(), asked[0], asked[0] + asked[1]
+    some = Spans()
+    start = asked[0]
+    end = asked[0] + asked[1]
     for left in ([], gone):
         for span in spans:
             some.add(span)
@@ -148,7 +150,8 @@ def test_spans_overlapping_returns_them_by_start(
 def test_entry_lists_its_folder_only_after_claims_of_others(
     server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, other = reader(server, tmp_path), reader(server, tmp_path)
+    source = reader(server, tmp_path)
+    other = reader(server, tmp_path)
     looks = 0
     plain = os.listdir
 
@@ -178,7 +181,8 @@ def test_span_is_renamed_while_nobody_lists_its_folder(
     server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listing of thousands of names during a rename may have neither name: its bytes would be fetched twice."""
-    source, held = reader(server, tmp_path), []
+    source = reader(server, tmp_path)
+    held = []
     plain = os.rename
 
     def rename(old: str, new: str) -> None:
@@ -262,7 +266,8 @@ def test_cache_ignores_foreign_files(server: RangeServer, tmp_path: Path) -> Non
 
 
 def test_claim_of_a_dead_process_is_free_and_of_an_idle_one_expires(server: RangeServer, tmp_path: Path) -> None:
-    source, other = reader(server, tmp_path), reader(server, tmp_path)
+    source = reader(server, tmp_path)
+    other = reader(server, tmp_path)
     change_retry_policy(source.root, RetryPolicy(deadline=1.0, stall=5.0, initial_backoff=0.001))
     entry = other.entry
     claims, busy = entry.claim(100_000, 1_000, 1 << 20)

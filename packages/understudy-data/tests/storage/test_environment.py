@@ -64,7 +64,8 @@ def test_close_ends_a_transfer_through_a_proxy(
     monkeypatch.setenv("http_proxy", server.url)
     files = files_of("http://far.invalid", tmp_path, RetryPolicy(deadline=60.0, stall=30.0))
     source = files.source("a b.mp4")
-    server.fault, server.stall = lambda n, asked: "stall", 30.0
+    server.fault = lambda n, asked: "stall"
+    server.stall = 30.0
     source.prefetch(np.array([[100_000, 10_000]]))
     while not any(asked.sent == 6_666 for asked in server.log):
         time.sleep(0.002)
@@ -99,7 +100,8 @@ def test_redirect_to_a_file_url_is_refused(server: RangeServer, tmp_path: Path) 
 def test_certificates_of_options_and_environment(
     server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, certificate = str(tmp_path / "key"), str(tmp_path / "certificate")
+    key = str(tmp_path / "key")
+    certificate = str(tmp_path / "certificate")
     name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
     new = ["-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate]
     subprocess.run(["openssl", "req", *new, *name], check=True, capture_output=True)

@@ -206,7 +206,9 @@ def test_a_file_of_another_version_is_refused_behind_its_index(fails: bool, tmp_
 
 def beside(server: RangeServer, count: int, ask: Callable[[Asked], bool]) -> Callable[[], bool]:
     """Hold the requests that `ask` accepts until so many are there; returns whether they were."""
-    lock, here, all_here = threading.Lock(), list[str](), threading.Event()
+    lock = threading.Lock()
+    here = list[str]()
+    all_here = threading.Event()
 
     def hold(number: int, asked: Asked) -> str:
         if ask(asked):

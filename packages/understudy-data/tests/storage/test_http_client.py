@@ -29,7 +29,8 @@ def test_the_first_requests_of_many_threads() -> None:
     threads = 16
     for _ in range(8):
         with RangeServer(FILES) as server, ThreadPoolExecutor(threads) as pool:
-            client, begin = HttpClient(), threading.Barrier(threads)
+            client = HttpClient()
+            begin = threading.Barrier(threads)
 
             def first(_: int, client: HttpClient = client, begin: threading.Barrier = begin) -> bytes:
                 begin.wait()

@@ -63,7 +63,8 @@ def arrays_of(value: Any) -> dict[str, np.ndarray]:
 
 
 def same_table(one: EpisodeTable, two: EpisodeTable) -> None:
-    first, second = arrays_of(one), arrays_of(two)
+    first = arrays_of(one)
+    second = arrays_of(two)
     assert first.keys() == second.keys()
     for name, array in first.items():
         assert array.dtype == second[name].dtype, name
@@ -115,7 +116,8 @@ def test_mapped_table_gives_the_same_samples(root: Path, tables: Path, monkeypat
     plain = EpisodeDataset(root, windows, exclude_episodes=[1])
     assert len(shared) == len(plain)
     for index in range(len(plain)):
-        one, two = shared[index], plain[index]
+        one = shared[index]
+        two = plain[index]
         assert one.keys() == two.keys()
         assert all(torch.equal(one[k], two[k]) if torch.is_tensor(one[k]) else one[k] == two[k] for k in one)
 
@@ -351,7 +353,8 @@ def test_large_file_is_compared_with_its_checksums_once(tables: Path, monkeypatc
 
 
 def test_eight_starts_at_once_make_one_table(root: Path, tables: Path, tmp_path: Path) -> None:
-    write, journal = mapped_tables.write_table, tmp_path / "made"
+    write = mapped_tables.write_table
+    journal = tmp_path / "made"
     ready, go = os.pipe()
     children = []
     for _ in range(8):

@@ -202,7 +202,8 @@ def test_cache_that_turns_read_only_returns_every_byte(
 ) -> None:
     """A disk fills up or turns read-only during the run. (File modes do not stop tests that run as root.)"""
     source = files_of(server, tmp_path).source("a.mp4")
-    open_, pwrite = os.open, os.pwrite
+    open_ = os.open
+    pwrite = os.pwrite
 
     def refused(path: str, flags: int, *mode: int, **more: int) -> int:
         if flags & os.O_CREAT and str(tmp_path) in str(path) and (what == "claims" or "/known/" in str(path)):

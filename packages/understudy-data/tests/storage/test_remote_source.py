@@ -82,7 +82,8 @@ def test_remote_source_recovers_from_each_fault(fault: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_permanent_fault_raises_one_source_error(fault: str, tmp_path: Path) -> None:
-    silent, slow = fault in ("stall", "silence"), fault in ("short", "truncate", "stall", "whole")
+    silent = fault in ("stall", "silence")
+    slow = fault in ("short", "truncate", "stall", "whole")
     permanent = fault in ("416", "elsewhere", "unsaid")  # ends after a number of attempts, not by the deadline
     deadline = 120.0 if slow or permanent else 0.6
     quick = RetryPolicy(deadline=deadline, stall=0.2 if silent else 10.0, initial_backoff=0.001, max_backoff=0.01)
@@ -264,7 +265,8 @@ def test_unchanged_files_are_asked_for_on_one_connection(tmp_path: Path) -> None
     paths = [f"/set/{number}" for number in range(5)]
     with RangeServer(dict.fromkeys(paths, DATA[:900])) as server:
         for _ in range(2):  # the first process of a host, and the second
-            before, files = server.http.accepted, files_of(server, tmp_path)
+            before = server.http.accepted
+            files = files_of(server, tmp_path)
             assert all(files.read(path.removeprefix("/set/")) == DATA[:900] for path in paths)
             assert server.http.accepted == before + 1
         assert [asked.status for asked in server.log] == [206] * 5 + [304] * 5

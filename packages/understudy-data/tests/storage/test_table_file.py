@@ -19,7 +19,8 @@ def test_another_program_reads_the_numbers(tmp_path: Path) -> None:
 
 def test_no_damaged_byte_changes_a_value(tmp_path: Path) -> None:
     """Each byte of a file is changed, and the file is cut at each place: equal values, or ValueError."""
-    path, table = tmp_path / "table", {"a": np.arange(40), "t": pa.chunked_array([["x", "yz"]]), "n": 3}
+    path = tmp_path / "table"
+    table = {"a": np.arange(40), "t": pa.chunked_array([["x", "yz"]]), "n": 3}
     write_table(path, table)
     whole = path.read_bytes()
     refused = 0

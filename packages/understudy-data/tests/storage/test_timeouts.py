@@ -92,7 +92,8 @@ def test_deadline_includes_redirects(tmp_path: Path) -> None:
 
 
 def test_deadline_includes_the_name_lookup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answered, real = threading.Event(), socket.getaddrinfo
+    answered = threading.Event()
+    real = socket.getaddrinfo
     found: list[object] = []
 
     def lookup(host: str, *args: object, **more: object) -> object:
@@ -171,7 +172,8 @@ def test_wrong_size_ends_prefetching(tmp_path: Path) -> None:
 
 
 def test_fetcher_creates_jobs_for_free_threads_only() -> None:
-    made, done = [], threading.Semaphore(0)
+    made = []
+    done = threading.Semaphore(0)
     gate = threading.Event()
 
     def job(stop: threading.Event) -> None:

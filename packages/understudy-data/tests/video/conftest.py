@@ -25,7 +25,8 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np.
 def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Decode positions of all packets fed to decoders."""
     seen: list[int] = []
-    one, run = Mp4Packets.packet, Mp4Packets.run
+    one = Mp4Packets.packet
+    run = Mp4Packets.run
 
     def feed(self: Mp4Packets, i: int, read_limit: int) -> av.Packet:
         seen.append(i)

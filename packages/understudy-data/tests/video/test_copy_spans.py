@@ -11,7 +11,8 @@ from understudy_data.video.encode import copy_spans, find_span
 from understudy_data.video.packets import open_packets
 from understudy_data.video.reader import open_video
 
-COUNT, GOP = 13, 4
+COUNT = 13
+GOP = 4
 
 
 @pytest.mark.parametrize(

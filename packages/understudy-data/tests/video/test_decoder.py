@@ -38,7 +38,8 @@ def index_at(path: Path) -> VideoIndex:
 
 def take(decoder: FrameDecoder, wanted: list[int] | np.ndarray, run_length: int = 1) -> np.ndarray:
     """uint8 (n, H, W, 3) by the hot path: decoder and converter."""
-    converter, out = Converter(), []
+    converter = Converter()
+    out = []
     for position, frame in decoder.frames(np.asarray(wanted, np.int64), run_length):
         assert position == wanted[len(out)]
         out.append(np.empty((3, frame.height, frame.width), np.uint8))
@@ -95,7 +96,9 @@ def test_pool_reuses_contexts(
     clips: dict[str, tuple[Path, np.ndarray]], tmp_path: Path, created: list[CodecKey]
 ) -> None:
     twin = write_video(tmp_path / "twin.mp4", "av1-gop2")
-    one, two, other = decoder_of(clips["av1-gop2"][0]), decoder_of(twin), decoder_of(clips["h264-bframes"][0])
+    one = decoder_of(clips["av1-gop2"][0])
+    two = decoder_of(twin)
+    other = decoder_of(clips["h264-bframes"][0])
     for decoder in (one, two, other, one, other, two):
         take(decoder, [4, 5, 6])
         decoder.park()
@@ -241,7 +244,8 @@ def test_decoder_restarts_at_a_key_frame_after_park(clips: dict[str, tuple[Path,
 def broken_copy(path: Path, sample: int, to: Path) -> Path:
     with open(path, "rb") as file:
         index = read_mp4(file, str(path))
-    data, at = bytearray(path.read_bytes()), int(index.offset[sample])
+    data = bytearray(path.read_bytes())
+    at = int(index.offset[sample])
     data[at : at + int(index.size[sample])] = bytes(int(index.size[sample]))
     to.write_bytes(data)
     return to
@@ -254,7 +258,8 @@ def test_decoder_names_damage_and_confines_it(
     """A context that met damage is not reused, and frames of other GOPs come out intact."""
     path, images = clips[kind]
     broken = broken_copy(path, 25, tmp_path / "broken.mp4")
-    bad, good = decoder_of(broken), decoder_of(path)
+    bad = decoder_of(broken)
+    good = decoder_of(path)
     assert np.array_equal(take(bad, [2, 3]), images[[2, 3]])
     with pytest.raises(DatasetError, match=r"frame 2\d") as error:
         take(bad, np.arange(20, 30))
@@ -276,7 +281,9 @@ def test_decoder_interrupt_between_two_frames_leaves_no_wrong_ones(
 ) -> None:
     """A Ctrl-C in a notebook: later reads of the same dataset must not feed a packet twice."""
     path, images = clips[kind]
-    decoder, plain, left = decoder_of(path), FrameDecoder._restart, [6]
+    decoder = decoder_of(path)
+    plain = FrameDecoder._restart
+    left = [6]
 
     class Interrupted:
         def __init__(self, context: av.VideoCodecContext) -> None:
@@ -318,7 +325,9 @@ def test_decoder_interrupt_of_a_run_leaves_no_wrong_frames(
 ) -> None:
     """A loop outside the interpreter sees a Ctrl-C only at its end: its frames are lost."""
     path, images = clips[kind]
-    decoder, plain, runs = decoder_of(path), loops.decode_packets, []
+    decoder = decoder_of(path)
+    plain = loops.decode_packets
+    runs = []
 
     def interrupted(*arguments: Any) -> tuple[list[av.VideoFrame], int, bool]:
         out = plain(*arguments)
@@ -340,7 +349,9 @@ def test_decoder_frees_frames_on_the_way_before_it_decodes_more(
 ) -> None:
     """A context keeps the memory of the most frames that are out at once, as many as one run has in the plan."""
     path, images = clips["h264-gop250"]
-    plain, earlier, references = loops.decode_packets, list[list[av.VideoFrame]](), []
+    plain = loops.decode_packets
+    earlier = list[list[av.VideoFrame]]()
+    references = []
 
     def watched(*arguments: Any) -> tuple[list[av.VideoFrame], int, bool]:
         if earlier:
@@ -361,7 +372,9 @@ def test_decoder_interrupt_while_a_context_is_returned_or_flushed(
 ) -> None:
     """The context must not have two owners, nor pass for one that still knows the frames before."""
     path, images = clips[kind]
-    one, two, plain = decoder_of(path), decoder_of(path), decoder_module.give_back
+    one = decoder_of(path)
+    two = decoder_of(path)
+    plain = decoder_module.give_back
 
     def interrupted(*arguments: Any) -> None:
         plain(*arguments)
@@ -469,7 +482,8 @@ def test_decoder_error_in_a_run_spoils_no_other_frame(
         packets = open_packets(source)
         assert isinstance(packets, Mp4Packets)
         at = int(packets.index.offset[broken])
-        source.bad, source.readable = range(at, at + int(packets.index.size[broken])), fault == "damaged"
+        source.bad = range(at, at + int(packets.index.size[broken]))
+        source.readable = fault == "damaged"
         out: list[np.ndarray] = []
         try:
             for _, frame in FrameDecoder(packets, "x").frames(np.arange(start, COUNT), run_length):
@@ -478,7 +492,8 @@ def test_decoder_error_in_a_run_spoils_no_other_frame(
             return out, str(error)
         return out, ""
 
-    one, many = frames_and_error(1), frames_and_error(run_length)
+    one = frames_and_error(1)
+    many = frames_and_error(run_length)
     assert one[1] == many[1]
     assert len(one[0]) == len(many[0])
     assert all(map(np.array_equal, one[0], many[0]))

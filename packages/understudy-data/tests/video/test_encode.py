@@ -49,7 +49,8 @@ def test_encode_video_round_trip(codec: str, gop: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("codec", ENCODERS)
 def test_same_images_give_the_same_bytes(codec: str, size: tuple[int, int], tmp_path: Path) -> None:
     """x265 with one coding block a row, and x264 with `mbtree` on AVX-512, read memory that they never filled."""
-    images, written = np.stack(list(smooth(12, *size))), set()
+    images = np.stack(list(smooth(12, *size)))
+    written = set()
     for number in range(6):
         litter = [np.full(1 << (8 + k % 12), k, np.uint8) for k in range(40 * number)]  # another state of the memory
         encode_video(tmp_path / "clip.mp4", images, 15, codec, 7)
@@ -77,7 +78,8 @@ def test_sizes_that_an_encoder_cannot_write_are_refused(codec: str, size: tuple[
 def tabletop(count: int) -> Iterator[np.ndarray]:
     """Small robot images: a moving gripper with fingers of two pixels, and saturated blocks."""
     for i in range(count):
-        x, image = 8 + 2 * i, np.full((64, 64, 3), (200, 185, 160), np.uint8)
+        x = 8 + 2 * i
+        image = np.full((64, 64, 3), (200, 185, 160), np.uint8)
         image[10:24, x : x + 3] = image[24:27, x - 5 : x + 9] = (35, 35, 38)
         image[27:34, x - 4 : x - 2] = image[27:34, x + 5 : x + 7] = (210, 160, 30)
         image[29:37, x - 1 : x + 5] = (25, 55, 200)
@@ -185,7 +187,8 @@ def test_encoder_abandon_leaves_the_old_file(tmp_path: Path) -> None:
 def test_concat_videos_equals_its_parts(
     codec: str, gop: int, lengths: list[int], fps: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder, side = tmp_path_factory.mktemp("join"), 64 if codec == "libx265" else 32
+    folder = tmp_path_factory.mktemp("join")
+    side = 64 if codec == "libx265" else 32
     options = {"bf": "2"} if codec == "libx264" else {}
     paths = [folder / f"{k}.mp4" for k in range(len(lengths))]
     for k, (path, length) in enumerate(zip(paths, lengths)):

@@ -50,7 +50,8 @@ class Counting(io.BytesIO):
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
-        self.reads, self.bytes = 0, 0
+        self.reads = 0
+        self.bytes = 0
 
     def read(self, size: int | None = -1) -> bytes:
         data = super().read(size)
@@ -118,7 +119,8 @@ def test_read_mp4_refuses_samples_beyond_the_file(clip: bytes) -> None:
 def test_read_mp4_reads_wide_offsets(clip: bytes) -> None:
     """Box co64 in place of stco, with all enclosing sizes corrected."""
     at = clip.index(b"stco") - 4
-    size, rows = struct.unpack(">I", clip[at : at + 4])[0], struct.unpack(">I", clip[at + 12 : at + 16])[0]
+    size = struct.unpack(">I", clip[at : at + 4])[0]
+    rows = struct.unpack(">I", clip[at + 12 : at + 16])[0]
     old = np.frombuffer(clip, ">u4", rows, at + 16).astype(np.int64)
     grown = 4 * rows
     wide = struct.pack(">I4sII", size + grown, b"co64", 0, rows) + (old + grown).astype(">u8").tobytes()

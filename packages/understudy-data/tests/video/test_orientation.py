@@ -24,7 +24,8 @@ from understudy_data.video.reader import open_video
 
 
 def _image(kind: str, orientation: int, pixels: np.ndarray) -> bytes:
-    exif, out = Image.Exif(), io.BytesIO()
+    exif = Image.Exif()
+    out = io.BytesIO()
     exif[0x0112] = orientation
     Image.fromarray(pixels).save(out, kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
     return out.getvalue()
@@ -75,7 +76,9 @@ def test_reader_turns_images_of_matroska(tmp_path: Path) -> None:
     pictures = list(moving_pictures(6))
     with av.open(str(path), "w") as out:
         stream = out.add_stream("libx264", rate=10)
-        stream.height, stream.width, stream.pix_fmt = 48, 64, "yuv420p"
+        stream.height = 48
+        stream.width = 64
+        stream.pix_fmt = "yuv420p"
         stream.set_display_rotation(90)
         for picture in pictures:
             out.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
@@ -111,7 +114,9 @@ def test_turned_frame_has_the_samples(name: str, size: tuple[int, int]) -> None:
     frame = av.VideoFrame(size[1], size[0], name)
     for plane in frame.planes:
         plane.update(np.random.default_rng(0).integers(0, 255, plane.buffer_size, np.uint8).tobytes())
-    frame.pts, frame.colorspace, frame.color_range = 7, 1, 2
+    frame.pts = 7
+    frame.colorspace = 1
+    frame.color_range = 2
     item = 2 if name.endswith("le") else 1
     for turns in (1, 2, 3):
         turned = turn_frame(frame, turns)

@@ -17,7 +17,8 @@ from understudy_data.video.native import loops
 from understudy_data.video.packets import open_packets
 from understudy_data.video.parameter_sets import InBand
 
-COUNT, GOP = 16, 4
+COUNT = 16
+GOP = 4
 ENCODERS = {
     "h264": ("libx264", {"x264-params": "repeat-headers={repeat}:range={range}:colormatrix={matrix}:bframes=0"}),
     "hevc": (
@@ -38,7 +39,10 @@ def encode(path: Path, codec: str, colors: dict[str, str], repeat: int, seed: in
     with av.open(str(path), "w") as out:
         stream = out.add_stream(name, rate=10, options={"g": str(GOP), "preset": "ultrafast", **filled})
         assert isinstance(stream, av.VideoStream)
-        stream.height, stream.width, stream.pix_fmt, stream.thread_count = 48, 64, "yuv420p", 1
+        stream.height = 48
+        stream.width = 64
+        stream.pix_fmt = "yuv420p"
+        stream.thread_count = 1
         for image in moving_pictures(COUNT, seed=seed):
             out.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         out.mux(stream.encode(None))
@@ -55,7 +59,8 @@ def splice(path: Path, index_of: Path, groups: list[Path]) -> Path:
                 packet = packets[source].packet(i, COUNT - 1)
                 packet.pts = packet.dts = i
                 packet.duration, packet.time_base = 1, Fraction(1, 10)
-                packet.is_keyframe, packet.stream = i % GOP == 0, stream
+                packet.is_keyframe = i % GOP == 0
+                packet.stream = stream
                 out.mux(packet)
     return path
 
@@ -119,7 +124,8 @@ def test_parameter_sets_of_earlier_reads_have_no_effect(
     for path in files:
         alone = np.stack([fresh(path, position) for position in range(COUNT)])
         assert np.array_equal(take(decoder_of(path), list(range(COUNT)), run_length), alone)
-        decoder, rng = decoder_of(path), np.random.default_rng(0)
+        decoder = decoder_of(path)
+        rng = np.random.default_rng(0)
         for _ in range(12):
             start = int(rng.integers(0, COUNT))
             wanted = list(range(start, min(COUNT, start + int(rng.integers(1, 9)))))
@@ -146,7 +152,10 @@ def test_in_band_sees_settings_of_mpeg4(tmp_path: Path) -> None:
     with av.open(str(path), "w") as out:
         stream = out.add_stream("mpeg4", rate=10, options={"g": str(GOP)})
         assert isinstance(stream, av.VideoStream)
-        stream.height, stream.width, stream.pix_fmt, stream.thread_count = 48, 64, "yuv420p", 1
+        stream.height = 48
+        stream.width = 64
+        stream.pix_fmt = "yuv420p"
+        stream.thread_count = 1
         coded = [p for image in moving_pictures(6) for p in stream.encode(av.VideoFrame.from_ndarray(image))]
         coded += stream.encode(None)
     packets = [bytes(packet) for packet in coded if packet.size]

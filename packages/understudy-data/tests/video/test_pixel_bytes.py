@@ -34,7 +34,9 @@ def test_pixel_bytes_are_those_of_decoded_frames(
     path = tmp_path / "video.mp4"
     with preserve_scheduling(), av.open(str(path), "w") as output:
         stream = output.add_stream(codec, rate=10)
-        stream.width, stream.height, stream.pix_fmt = 128, 128, pixel_format
+        stream.width = 128
+        stream.height = 128
+        stream.pix_fmt = pixel_format
         for number in range(3):
             frame = av.VideoFrame.from_ndarray(np.full((128, 128, 3), 80 * number, np.uint8), format="rgb24")
             output.mux(stream.encode(frame.reformat(format=pixel_format)))

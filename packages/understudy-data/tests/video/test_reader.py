@@ -173,12 +173,14 @@ def test_read_never_returns_another_image_for_a_damaged_packet(
     with open(path, "rb") as file:
         index = read_mp4(file, str(path))
     sample = 25
-    at, size = int(index.offset[sample]), int(index.size[sample])
+    at = int(index.offset[sample])
+    size = int(index.size[sample])
     data = bytearray(path.read_bytes())
     data[at : at + size] = damaged(kind, damage, bytes(data[at : at + size]))
     broken = tmp_path / "broken.mp4"
     broken.write_bytes(data)
-    video, errors = open_video(broken), list[tuple[int, DatasetError]]()
+    video = open_video(broken)
+    errors = list[tuple[int, DatasetError]]()
     for i in [*range(COUNT), *range(COUNT - 1, -1, -1)]:
         try:
             image = video.read(np.array([i]))[0]
@@ -291,11 +293,13 @@ def test_read_every_image_of_real_data(real_data: Path) -> None:
     assert len(paths) >= 5
     rng = np.random.default_rng(0)
     for path in paths:
-        video, cold = open_video(path), rng.integers(0, 10**6, 3)
+        video = open_video(path)
+        cold = rng.integers(0, 10**6, 3)
         with av.open(str(path)) as file:
             stream = file.streams.video[0]
             stream.thread_count = 1
-            count, kept = 0, {}
+            count = 0
+            kept = {}
             some = set((cold % video.count).tolist()) | set(rng.integers(0, video.count, 12).tolist())
             for i, frame in enumerate(file.decode(stream)):
                 image = rgb(frame)
@@ -330,7 +334,8 @@ def test_cursor_equals_read(
     """Cursors of one reader are independent of each other and of `read`."""
     path, images = clips[kind]
     video = open_video(path)
-    one, two = video.cursor(), video.cursor()
+    one = video.cursor()
+    two = video.cursor()
     for number, wanted in enumerate(plan):
         for cursor in (one, two):
             frames = [frame for run in cursor.runs(np.array(wanted), run_length) for frame in run]
@@ -346,8 +351,10 @@ def test_cursor_equals_read(
 
 def test_cursor_of_a_container_has_a_place_of_its_own(tmp_path: Path) -> None:
     path = write_video(tmp_path / "clip.mkv", "h264-bframes")
-    video, images = open_video(path), container_decode(path)
-    one, two = video.cursor(), video.cursor()
+    video = open_video(path)
+    images = container_decode(path)
+    one = video.cursor()
+    two = video.cursor()
     for at in range(0, COUNT, 5):
         for cursor in (one, two):
             frames = [frame for run in cursor.runs(np.arange(at, at + 5), 3) for frame in run]

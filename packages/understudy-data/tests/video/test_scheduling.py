@@ -91,7 +91,8 @@ def observe(mode: str, codec: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("codec", ["libsvtav1", "libx264", "libx265"])
 def test_encoder_does_not_change_scheduling(mode: str, codec: str, tmp_path: Path) -> None:
     seen = observe(mode, codec, tmp_path)
-    main, deliberate = str(seen["main"]), str(seen["deliberate"])
+    main = str(seen["main"])
+    deliberate = str(seen["deliberate"])
     start = seen["steps"][0][1]
     for step, threads in seen["steps"]:
         for thread, now in threads.items():

@@ -15,7 +15,8 @@ def wilson_interval(successes: int, count: int, z: float = Z95) -> tuple[float, 
         raise ValueError(f"{successes} successes of {count}: not a count")
     if count == 0:
         return 0.0, 1.0
-    rate, z2 = successes / count, z * z
+    rate = successes / count
+    z2 = z * z
     center = (rate + z2 / (2 * count)) / (1 + z2 / count)
     half = z / (1 + z2 / count) * sqrt(rate * (1 - rate) / count + z2 / (4 * count * count))
     # At the ends the bound is exactly 0 or 1, without rounding.

@@ -238,7 +238,8 @@ def _die_with_parent() -> Callable[[], None] | None:
     """
     if not sys.platform.startswith("linux"):
         return None
-    libc, parent = ctypes.CDLL(None), os.getpid()
+    libc = ctypes.CDLL(None)
+    parent = os.getpid()
     PR_SET_PDEATHSIG = 1
 
     def ask() -> None:
@@ -275,10 +276,12 @@ def watch_ranks(ranks: Sequence[Rank], received: Sequence[signal.Signals], name:
     ended: queue.Queue[Rank] = queue.Queue()
     for rank in ranks:
         threading.Thread(target=rank.wait, args=(ended,), daemon=True).start()
-    left, failed = len(ranks), list[Rank]()
+    left = len(ranks)
+    failed = list[Rank]()
     while left and not failed:
         try:
-            rank, left = ended.get(timeout=WAKE), left - 1
+            rank = ended.get(timeout=WAKE)
+            left = left - 1
         except queue.Empty:
             continue
         failed += [rank] if rank.code not in (0, STOPPED) else []
@@ -287,7 +290,8 @@ def watch_ranks(ranks: Sequence[Rank], received: Sequence[signal.Signals], name:
     until = time.monotonic() + SETTLE
     with suppress(queue.Empty):
         while left:
-            rank, left = ended.get(timeout=max(0.0, until - time.monotonic())), left - 1
+            rank = ended.get(timeout=max(0.0, until - time.monotonic()))
+            left = left - 1
             failed += [rank] if rank.code not in (0, STOPPED) else []
     _stop(ranks)  # first: what rank 0 prints when it is stopped must not hide the cause
     return report_failure(failed, received, name)

@@ -69,7 +69,8 @@ def interrupted_by_signals() -> Iterator[None]:
     A signal inside an import waits for its end, and one whose exception Python drops, as in a `__del__`, comes again.
     Others within `SAME_REQUEST` do not interrupt the cleanup; a later one raises again.
     """
-    raised, imports = float("-inf"), _Imports(sys._getframe(2))
+    raised = float("-inf")
+    imports = _Imports(sys._getframe(2))
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal raised
@@ -219,7 +220,8 @@ def stop_signals(*, at_once: bool = False) -> Iterator[Stop]:
     """
     stop = Stop(at_once)
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    first, imports = 0.0, _Imports(sys._getframe(2))
+    first = 0.0
+    imports = _Imports(sys._getframe(2))
 
     def request(number: int, frame: FrameType | None) -> None:
         nonlocal first

@@ -45,7 +45,8 @@ from understudy_lerobot_service.pickles import NAMES, Budget, Built, read_array,
 
 MODULES = ("lerobot.async_inference.helpers", "lerobot.scripts.server.helpers")
 """Modules of the messages: since LeRobot 0.4, and before."""
-_MAGIC, _FORMAT = 0x1950A86A20F9469CFC6C, 1001
+_MAGIC = 0x1950A86A20F9469CFC6C
+_FORMAT = 1001
 """First values of a file of `torch.save`."""
 _MOST_COPIES = 4
 """Times that the arrays of a message may have its bytes: a pickle may name the same array again and again."""
@@ -102,7 +103,8 @@ def read_observation(data: bytes) -> Observation:
     budget = Budget(array_bytes=_MOST_COPIES * len(data) + _SMALL_ARRAYS)
     built = read_pickle(data, NAMES | _OBSERVATIONS.keys(), budget)
     fields = _fields(built, _OBSERVATIONS)
-    timestamp, timestep = fields.get("timestamp"), fields.get("timestep")
+    timestamp = fields.get("timestamp")
+    timestep = fields.get("timestep")
     values = fields.get("observation")
     if not isinstance(timestamp, int | float) or not abs(timestamp) < 1 << 53:  # NaN is not, either
         raise MessageError("the observation has no timestamp in seconds")
@@ -213,9 +215,14 @@ def _integer(value: int) -> bytes:
 
 # -- protobuf
 
-BEGIN, MIDDLE, END = 1, 2, 3
+BEGIN = 1
+MIDDLE = 2
+END = 3
 """States of a transfer: its first part, a further one, the last one."""
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT = 0
+_FIXED64 = 1
+_BYTES = 2
+_FIXED32 = 5
 
 
 def read_fields(message: bytes) -> dict[int, int | bytes]:
@@ -228,7 +235,8 @@ def read_fields(message: bytes) -> dict[int, int | bytes]:
     place = 0
     while place < len(message):
         key, place = _varint(message, place)
-        field, kind = key >> 3, key & 7
+        field = key >> 3
+        kind = key & 7
         if kind == _VARINT:
             fields[field], place = _varint(message, place)
             continue
@@ -257,7 +265,8 @@ def read_bytes(message: bytes, field: int) -> bytes:
 def read_part(message: bytes) -> tuple[int, bytes]:
     """Return (state of the transfer, bytes) of an Observation. Raises MessageError: see `read_fields`."""
     fields = read_fields(message)
-    state, data = fields.get(1, 0), fields.get(2, b"")
+    state = fields.get(1, 0)
+    data = fields.get(2, b"")
     if state not in (BEGIN, MIDDLE, END) or not isinstance(state, int) or not isinstance(data, bytes):
         raise MessageError(
             f"a part of an observation has the state {str(state)[:20]}; it must be 1, 2 or 3, with bytes"

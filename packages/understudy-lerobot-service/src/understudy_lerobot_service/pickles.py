@@ -101,12 +101,14 @@ def read_pickle(data: bytes | io.BytesIO, allowed: Collection[str], budget: Budg
 
 class _Machine:
     def __init__(self, allowed: Collection[str], budget: Budget) -> None:
-        self._allowed, self._budget = allowed, budget
+        self._allowed = allowed
+        self._budget = budget
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
 
     def run(self, data: bytes | io.BytesIO) -> Any:
-        stack, memo = self._stack, self._memo
+        stack = self._stack
+        memo = self._memo
         argument: Any
         for opcode, argument, _ in pickletools.genops(data):
             name = opcode.name
@@ -141,10 +143,12 @@ class _Machine:
             elif name == "GLOBAL":
                 stack.append(self._name(argument))
             elif name == "STACK_GLOBAL":
-                last, module = self._pop(str), self._pop(str)
+                last = self._pop(str)
+                module = self._pop(str)
                 stack.append(self._name(f"{module} {last}"))
             elif name in ("REDUCE", "NEWOBJ"):
-                args, called = self._pop(tuple), self._pop(Name)
+                args = self._pop(tuple)
+                called = self._pop(Name)
                 stack.append(Built(called.name, args))
             elif name == "BUILD":
                 state = self._pop()
@@ -179,7 +183,8 @@ class _Machine:
         return reversed_items[::-1]
 
     def _set_items(self, pairs: list[Any]) -> None:
-        keys, values = pairs[::2], pairs[1::2]
+        keys = pairs[::2]
+        values = pairs[1::2]
         if len(keys) != len(values) or not all(isinstance(key, str) for key in keys):
             raise MessageError("a dict of the pickle has a key that is not a text")
         self._top(dict).update(zip(keys, values))
@@ -202,12 +207,11 @@ class _Machine:
 _RECONSTRUCT = ("numpy._core.multiarray _reconstruct", "numpy.core.multiarray _reconstruct")
 _FROM_BUFFER = ("numpy._core.numeric _frombuffer", "numpy.core.numeric _frombuffer")
 _SCALAR = ("numpy._core.multiarray scalar", "numpy.core.multiarray scalar")
-_NDARRAY, _DTYPE = "numpy ndarray", "numpy dtype"
-_TENSOR, _STORAGE, _ORDERED = (
-    "torch._utils _rebuild_tensor_v2",
-    "torch.storage _load_from_bytes",
-    "collections OrderedDict",
-)
+_NDARRAY = "numpy ndarray"
+_DTYPE = "numpy dtype"
+_TENSOR = "torch._utils _rebuild_tensor_v2"
+_STORAGE = "torch.storage _load_from_bytes"
+_ORDERED = "collections OrderedDict"
 NAMES = frozenset((*_RECONSTRUCT, *_FROM_BUFFER, *_SCALAR, _NDARRAY, _DTYPE, _TENSOR, _STORAGE, _ORDERED))
 """Names that pickles of arrays have, of numpy 1 and 2 and of torch."""
 STORAGES = {

@@ -22,7 +22,8 @@ from understudy_client.protocol import MessageError
 from understudy_lerobot_service.messages import Instructions, Observation
 from understudy_robot.serve.session import Session
 
-_PREFIX, _IMAGES = "observation.", "observation.images."
+_PREFIX = "observation."
+_IMAGES = "observation.images."
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Inputs:
 
 def _policy_keys(robot: RobotPolicy) -> list[set[str]]:
     """Alternative keys of each input of the policy."""
-    config, facts = robot.config, robot.facts
+    config = robot.config
+    facts = robot.facts
     cameras = robot.metadata.get("cameras", config.cameras)
     keys = [{camera} for camera in config.cameras if camera in cameras] + [{STATE}] * bool(config.state_dim)
     if facts is not None:
@@ -103,7 +105,9 @@ def read_inputs(instructions: Instructions) -> Inputs:
             continue
         if not isinstance(feature, dict):
             raise MessageError(f"the feature {key[:80]!r} is a {type(feature).__name__}; it must be a dict")
-        dtype, shape, names = feature.get("dtype"), feature.get("shape"), feature.get("names")
+        dtype = feature.get("dtype")
+        shape = feature.get("shape")
+        names = feature.get("names")
         renamed = instructions.rename_map.get(key, key)
         if renamed in vectors or renamed in images:
             raise MessageError(
@@ -195,7 +199,8 @@ class Robot:
     """
 
     def __init__(self, name: str, session: Session, scale: np.ndarray | None) -> None:
-        self.name, self.session = name, session
+        self.name = name
+        self.session = session
         self.inputs: Inputs | None = None
         self.most_actions: int | None = None
         self.serving = asyncio.Lock()
@@ -238,7 +243,8 @@ class Robot:
         except TimeoutError:
             return None
         self._arrived.clear()
-        newest, self._newest = self._newest, None
+        newest = self._newest
+        self._newest = None
         if newest is not None:
             observation, inputs, _ = newest
             self._owed = False

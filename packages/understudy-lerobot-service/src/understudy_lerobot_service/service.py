@@ -82,7 +82,8 @@ class LeRobotService:
                 "use us.RemotePolicy for this policy"
             )
         self.port = engine.options.lerobot_port
-        self._engine, self._token = engine, token
+        self._engine = engine
+        self._token = token
         self._most_bytes = int(engine.options.max_message_mb * 1e6)
         self._seconds = 1 / (engine.robot.metadata.get("fps") or _FPS)
         facts = engine.robot.facts
@@ -145,7 +146,8 @@ class LeRobotService:
 
     async def _instruct(self, message: bytes, context: Context) -> bytes:
         """Read the robot's features; compare them and the policy that it expects with the served one."""
-        robot, options = self._robot(context), self._engine.options
+        robot = self._robot(context)
+        options = self._engine.options
         instructions = read_instructions(read_bytes(message, 1))
         different = compare_policy(instructions, self._engine.robot, options.policy)
         if different and options.contract == "strict":
@@ -159,7 +161,8 @@ class LeRobotService:
         request = Request(op="hello", declaration=inputs.declaration())
         async with robot.serving:
             await self._engine.compute(robot.session, request, {}, robot.name, time.monotonic())
-        robot.inputs, robot.most_actions = inputs, instructions.actions_per_chunk
+        robot.inputs = inputs
+        robot.most_actions = instructions.actions_per_chunk
         self._engine.count("ok")
         return b""
 
@@ -194,7 +197,8 @@ class LeRobotService:
                 async for part in parts:
                     state, data = read_part(part)
                     if state == BEGIN:
-                        chunks, size = [], 0
+                        chunks = []
+                        size = 0
                     chunks.append(data)
                     size += len(data)
                     if size > self._most_bytes:
@@ -277,7 +281,8 @@ class LeRobotService:
     def _robot(self, context: Context) -> Robot:
         """Return the robot of a connection, a new one at its first call."""
         self._check_open()
-        peer, now = context.peer(), time.monotonic()
+        peer = context.peer()
+        now = time.monotonic()
         if (robot := self._robots.get(peer)) is None:
             for other_peer, other in list(self._robots.items()):
                 if now - other.last_call > _IDLE_S and not other.serving.locked():

@@ -97,7 +97,8 @@ class BackgroundRollouts:
     check = staticmethod(check_rollouts)
 
     def __init__(self, run: RunDir, config: TrainConfig, record: Record, step: int, first: bool) -> None:
-        self._run, self._config = run, config
+        self._run = run
+        self._config = config
         self._active = first and (config.rollout.every > 0 or run.rollouts.is_dir())
         self._logged_at = step
         self._queue: list[int] = []  # steps with queued weights; the first is being evaluated
@@ -123,7 +124,8 @@ class BackgroundRollouts:
         """
         if not self._active:
             return
-        waiting, earlier = _waiting(self._run, step), _earlier(self._run) / _name(step)
+        waiting = _waiting(self._run, step)
+        earlier = _earlier(self._run) / _name(step)
         try:
             policy.save(waiting, weights)
             if self._same(earlier, waiting):  # evaluated before the run returned to a checkpoint
@@ -280,7 +282,8 @@ def summarize(result: Record) -> dict[str, Any]:
     """
 
     def rate(counts: Record) -> dict[str, Any]:
-        successes, episodes = counts["successes"], counts["episodes"]
+        successes = counts["successes"]
+        episodes = counts["episodes"]
         low, high = wilson_interval(successes, episodes)
         return {
             "successes": successes,
@@ -350,12 +353,14 @@ def main() -> int:
 
     from understudy_robot.rollout.play import rollout_saved_policy
 
-    run, step = RunDir(Path(sys.argv[1])), int(sys.argv[2])
+    run = RunDir(Path(sys.argv[1]))
+    step = int(sys.argv[2])
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     os.nice(NICE)
     torch.set_num_threads(1)  # small matrices, and training needs the cores
     try:
-        config, policy = run.settings(), _waiting(run, step)
+        config = run.settings()
+        policy = _waiting(run, step)
         result = rollout_saved_policy(policy, config.data, run.read_record().get("sources"), config.rollout)
         content = {"step": step, "play": _settings(config), "weights": _digest(policy), **result.to_json()}
         write_text(_result(run, step), json.dumps(content, indent=1) + "\n")

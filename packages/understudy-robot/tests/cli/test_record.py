@@ -108,7 +108,8 @@ def test_record_uses_training_layouts_only(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_record_of_another_environment_has_its_keys(tmp_path: Path) -> None:
     assert record(settings(tmp_path / "data", env="recall", episodes=2)) == 0
-    data, env = EpisodeDataset(tmp_path / "data"), open_env("recall", 32)
+    data = EpisodeDataset(tmp_path / "data")
+    env = open_env("recall", 32)
     assert set(env.features) <= set(data.catalog.features)
     assert list(data.catalog.tasks) == list(env.tasks)
 

@@ -42,7 +42,8 @@ def test_a_file_is_judged_as_by_its_json_schema() -> None:
 def test_damaged_folders_of_other_tools_are_compared_or_refused(
     make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, robot = make(tmp_path / "policy"), tmp_path / "robot.json"
+    folder = make(tmp_path / "policy")
+    robot = tmp_path / "robot.json"
     write_contract(robot, Contract({"": wiring.facts()}, kind="robot"))
     for file in sorted(folder.rglob("*.json")):
         plain = json.loads(file.read_text())

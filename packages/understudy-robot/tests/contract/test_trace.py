@@ -78,7 +78,8 @@ def test_a_trace_is_compared_with_a_policy_of_any_tool(
     contract = Contract({"so101": wiring.facts()}, {}, "robot")
     radians = {name: np.deg2rad(values) for name, values in wiring.ARM.items()}
     vector = VectorFacts(wiring.STATE, wiring.JOINTS, radians)
-    folder, trace = tmp_path / "policy", tmp_path / "trace.jsonl"
+    folder = tmp_path / "policy"
+    trace = tmp_path / "trace.jsonl"
     makers: dict[str, Callable[[], object]] = {
         "lerobot": lambda: wiring.lerobot(folder, stats=radians),
         "openpi": lambda: wiring.openpi(folder, stats=radians),
@@ -86,7 +87,8 @@ def test_a_trace_is_compared_with_a_policy_of_any_tool(
         "ours": lambda: wiring.ours(folder, wiring.facts(state=vector)),
     }
     makers[tool]()
-    writer, rng = TraceWriter(trace, contract, "so101"), np.random.default_rng(0)
+    writer = TraceWriter(trace, contract, "so101")
+    rng = np.random.default_rng(0)
     for step in range(6):
         state = wiring.MEAN + wiring.STD * np.clip(rng.standard_normal(6), -2, 2)
         writer.add("robot 0", step, {wiring.STATE: state, "task": wiring.TASKS[0]}, np.zeros((1, 6)))

@@ -36,8 +36,11 @@ class Slide(gymnasium.Env):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
 
     def __init__(self, obs_type: str = "state", render_mode: str | None = None, reports: str = "is_success") -> None:
-        self.render_mode, self.reports, self.obs_type = render_mode, reports, obs_type
-        place, image = Box(-9, 9, (1,), np.float64), Box(0, 255, (16, 24, 3), np.uint8)
+        self.render_mode = render_mode
+        self.reports = reports
+        self.obs_type = obs_type
+        place = Box(-9, 9, (1,), np.float64)
+        image = Box(0, 255, (16, 24, 3), np.uint8)
         spaces = {"pixels": Dict({"top": image, "wrist": image}), "agent_pos": place, "tool": Dict({"grip": place})}
         self.observation_space = Dict(spaces) if obs_type == "pixels_agent_pos" else place
         self.action_space = Box(-0.5, 0.5, (1,), np.float32)
@@ -187,7 +190,8 @@ def test_success_by_reward_and_by_another_entry() -> None:
 
 
 def test_seeds_are_reproducible_and_evaluation_has_its_own() -> None:
-    env, seeds = opened(), []
+    env = opened()
+    seeds = []
     for evaluation in (False, True):
         for episode in range(300):
             first = env.reset(layout_seed(5, episode, evaluation=evaluation), env.tasks[0])

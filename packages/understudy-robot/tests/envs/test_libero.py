@@ -53,7 +53,8 @@ def test_an_episode_begins_in_its_initial_state_and_follows_actions() -> None:
     sky, table = (trials[0]["observation.images.image"][rows].mean() for rows in (slice(0, 8), slice(-8, None)))
     assert abs(sky - table) > 5, "the wall is at the top, the table at the bottom"
     assert env.unwrapped.env.timestep == 10, "the waiting steps"
-    heights, fingers = [], []
+    heights = []
+    fingers = []
     for _ in range(8):  # up, with an open and then a closed gripper
         observation, outcome = env.step(np.array([0, 0, 1, 0, 0, 0, 1.0]))
         heights.append(observation["observation.state"][2])

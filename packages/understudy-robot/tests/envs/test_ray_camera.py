@@ -8,7 +8,9 @@ mujoco = pytest.importorskip("mujoco", reason="the extra `demo` is not installed
 from understudy_base.testing.refusals import refused  # noqa: E402
 from understudy_robot.envs.ray_camera import AMBIENT, SKY, RayCamera, pinhole_rays  # noqa: E402
 
-HEIGHT, WIDTH, FOVY = 48, 64, 50.0
+HEIGHT = 48
+WIDTH = 64
+FOVY = 50.0
 CAMERA = np.array([0.1, -0.2, 2.0])  # looks straight down: image right is +x, image up is +y
 
 
@@ -44,7 +46,8 @@ def box_distance(center: np.ndarray, half: np.ndarray) -> np.ndarray:
     """Distance along each ray to an axis-aligned box (the slab method), inf where it misses."""
     near = (center - np.sign(directions()) * half - CAMERA) / directions()
     far = (center + np.sign(directions()) * half - CAMERA) / directions()
-    enter, leave = near.max(axis=-1), far.min(axis=-1)
+    enter = near.max(axis=-1)
+    leave = far.min(axis=-1)
     return np.where(enter <= leave, enter, np.inf)
 
 
@@ -53,7 +56,9 @@ def test_pinhole_rays_equal_the_textbook() -> None:
 
 
 def test_cast_hits_a_sphere_and_a_box_where_geometry_says() -> None:
-    ball, box, half = np.array([0.45, 0.15, 0.6]), np.array([-0.3, -0.4, 0.2]), np.array([0.2, 0.1, 0.15])
+    ball = np.array([0.45, 0.15, 0.6])
+    box = np.array([-0.3, -0.4, 0.2])
+    half = np.array([0.2, 0.1, 0.15])
     model, data = scene(
         f'<geom name="ball" type="sphere" size="0.22" pos="{ball[0]} {ball[1]} {ball[2]}"/>'
         f'<geom name="box" type="box" size="{half[0]} {half[1]} {half[2]}" pos="{box[0]} {box[1]} {box[2]}"/>'

@@ -27,7 +27,8 @@ from understudy_robot.envs.registry import open_env
 from understudy_robot.rollout.play import rollout
 from understudy_robot.testing.envs import check_env
 
-TOP, STATE = "observation.images.top", "observation.state"
+TOP = "observation.images.top"
+STATE = "observation.state"
 STILL = np.zeros(2, dtype=np.float32)
 SIZE = 32
 
@@ -101,7 +102,8 @@ def test_the_hand_is_locked_until_the_lamp_is_green(env: RecallEnv) -> None:
 
 
 def test_the_expert_always_succeeds_and_a_guess_one_time_in_four() -> None:
-    env, right = RecallEnv(size=8), 0
+    env = RecallEnv(size=8)
+    right = 0
     noise = np.random.Generator(np.random.PCG64(0)).normal(0, env.noise, (200, MAX_STEPS, 2))
     for seed, pushes in enumerate(noise):
         env.reset(seed, TASK)
@@ -136,7 +138,8 @@ class Witness:
         return batch
 
     def act(self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10) -> torch.Tensor:
-        images, places = batch[TOP], ((PADS / LIMIT * [1, -1] + 1) * SIZE / 2).astype(int)
+        images = batch[TOP]
+        places = ((PADS / LIMIT * [1, -1] + 1) * SIZE / 2).astype(int)
         frames = images if images.ndim == 5 else images[:, None]
         red = frames[:, :, 0, places[:, 1], places[:, 0]].amax(dim=1)  # [B, pads]
         found = [move_to(hand.numpy(), pad) for hand, pad in zip(batch[STATE], red.int().argmax(dim=1).tolist())]

@@ -30,7 +30,8 @@ from understudy_robot.envs.tabletop import (  # noqa: E402
 )
 
 STILL = np.array([0, 0, 0, -1], dtype=np.float32)
-IMAGE, STATE = "observation.images.front", "observation.state"
+IMAGE = "observation.images.front"
+STATE = "observation.state"
 RED = TASKS["red"]
 
 
@@ -50,7 +51,8 @@ def move_to(env: TabletopEnv, place: np.ndarray, grip: float) -> None:
 
 def trajectory(seed: int, size: int = 24, steps: int = 25) -> str:
     """Digest of all observations of an episode of pseudo-random actions that also grip."""
-    env, digest = TabletopEnv(size=size), hashlib.sha256()
+    env = TabletopEnv(size=size)
+    digest = hashlib.sha256()
     env.reset(seed, RED)
     actions = np.random.Generator(np.random.PCG64(seed)).random((steps, 4)) * 2 - 1
     target = env.blocks[0]
@@ -224,7 +226,8 @@ def play(env: TabletopEnv, noise: np.ndarray) -> tuple[bool, int]:
 
 @pytest.mark.long
 def test_the_expert_succeeds_under_its_own_noise() -> None:
-    env, results = TabletopEnv(size=8), []
+    env = TabletopEnv(size=8)
+    results = []
     for seed in range(150):
         env.reset(seed, TASKS[COLORS[seed % 3]])
         results.append(play(env, np.random.Generator(np.random.PCG64(seed)).normal(0, NOISE, (MAX_STEPS, 4))))

@@ -68,7 +68,8 @@ class ToyPolicy(Policy):
         return {"regression": valid_elements(batch["action_is_pad"], 1, self.config.action_dim).sum()}
 
     def losses(self, batch: Any, draws: Any, terms: Any = None, detail: bool = False) -> dict[str, Loss]:
-        predicted, target = self._predict(batch), self.normalizer.actions(batch)
+        predicted = self._predict(batch)
+        target = self.normalizer.actions(batch)
         return {"regression": masked_squared_error(predicted[:, None], target[:, None], batch["action_is_pad"])}
 
     @torch.no_grad()
@@ -129,7 +130,8 @@ def test_policy_type_finds_entry_points(installed: None) -> None:
         policy_type("tov")
 
 
-SUM, COUNT = torch.ones(4), torch.full((4,), 6)
+SUM = torch.ones(4)
+COUNT = torch.full((4,), 6)
 
 
 @pytest.mark.parametrize(
@@ -239,16 +241,24 @@ def test_load_policy_acts_without_the_run(trained: Path, tmp_path: Path) -> None
 class Reacher:
     """An environment of two numbers that move by the actions."""
 
-    name, fps, max_steps, episodes, one_scene, noise, tasks = "reacher", 10, 4, 30, False, 0.1, ("reach",)
+    name = "reacher"
+    fps = 10
+    max_steps = 4
+    episodes = 30
+    one_scene = False
+    noise = 0.1
+    tasks = ("reach",)
     conditions: ClassVar[dict[str, str]] = {}
     features: ClassVar[dict[str, Any]] = {STATE: vector_feature(["x", "y"]), ACTION: vector_feature(["dx", "dy"])}
 
     def reset(self, seed: int, task: str) -> dict[str, np.ndarray]:
-        self.place, self.done = np.zeros(2, np.float32), 0
+        self.place = np.zeros(2, np.float32)
+        self.done = 0
         return {STATE: self.place}
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], Outcome]:
-        self.place, self.done = self.place + action, self.done + 1
+        self.place = self.place + action
+        self.done = self.done + 1
         return {STATE: self.place}, Outcome(None, self.done >= self.max_steps)
 
     def expert(self) -> np.ndarray:
@@ -293,7 +303,8 @@ def test_policy_with_a_loss_per_batch_trains_as_with_losses_per_sample(
     for kind in ("train", "val"):
         expected, found = ([record["loss"] for record in series(out, kind)] for out in (trained, tmp_path / "r"))
         assert found == pytest.approx(expected, rel=1e-3)
-    last, before = series(tmp_path / "r", "val")[-1], series(trained, "val")[-1]
+    last = series(tmp_path / "r", "val")[-1]
+    before = series(trained, "val")[-1]
     assert last["scalar"]
     assert [list(last[kind]) for kind in ("heads", "sources", "tasks")] == [["all"]] * 3
     assert (last["samples"], last["elements"], last["se"]) == (before["samples"], before["elements"], None)

@@ -22,7 +22,9 @@ from understudy_robot.report.why import findings
 from understudy_robot.rollout.files import write_result
 from understudy_robot.rollout.result import Episode, RolloutResult
 
-STEPS, CHUNK, EPISODES = 64, 8, 30
+STEPS = 64
+CHUNK = 8
+EPISODES = 30
 STATE = "joints"
 
 

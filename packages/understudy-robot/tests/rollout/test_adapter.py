@@ -17,7 +17,8 @@ from understudy_robot.envs.env import Outcome, image_feature, vector_feature
 from understudy_robot.rollout.adapter import EnvAdapter, check_env, make_adapter
 from understudy_robot.rollout.play import rollout
 
-FRONT, WRIST = "observation.images.front", "observation.images.wrist"
+FRONT = "observation.images.front"
+WRIST = "observation.images.wrist"
 ARM = SourceConfig(root="arm", state="observation.joints", cameras={FRONT: "observation.images.cam0", WRIST: WRIST})
 HAND = SourceConfig(root="hand", cameras={WRIST: "observation.images.palm"})
 POLICY = {"cameras": [FRONT, WRIST], "state_dim": 5, "action_dim": 4, "picture": [8, 8]}
@@ -29,7 +30,13 @@ FROZEN = {"policy": POLICY, "normalisation": NORM, "sources": SOURCES}
 class Room:
     """A world in which one number goes up; its actions are remembered."""
 
-    name, fps, max_steps, episodes, one_scene, noise, tasks = "room", 10, 4, 30, False, 0.1, ("wave",)
+    name = "room"
+    fps = 10
+    max_steps = 4
+    episodes = 30
+    one_scene = False
+    noise = 0.1
+    tasks = ("wave",)
     conditions: ClassVar[dict[str, str]] = {}
 
     def __init__(self, state: str = "observation.state", width: int = 3, action: int = 2) -> None:
@@ -96,7 +103,9 @@ def mixed(*sources: SourceConfig) -> DataConfig:
 
 
 def test_a_policy_of_two_robots_plays_as_the_one_that_is_named() -> None:
-    wired, world, policy = make_adapter(mixed(ARM, HAND), FROZEN, Play(source="hand")), Room(), Watcher()
+    wired = make_adapter(mixed(ARM, HAND), FROZEN, Play(source="hand"))
+    world = Room()
+    policy = Watcher()
     check_env(wired, world, FROZEN)
     assert wired.cameras == ["palm"]
     result = rollout(policy, [world], 1, execute=2, adapter=wired)
@@ -118,7 +127,8 @@ def test_a_policy_with_a_history_sees_every_step_of_its_episode() -> None:
         image_times: tuple[float, ...] = (-0.3, -0.1, 0.0)
         state_times: tuple[float, ...] = (-0.3, -0.1, 0.0)
 
-    wired, policy = make_adapter(mixed(ARM, HAND), FROZEN, Play(source="hand")), Watcher()
+    wired = make_adapter(mixed(ARM, HAND), FROZEN, Play(source="hand"))
+    policy = Watcher()
     policy.config = Remembers()
     worlds: list[Any] = [Room(), Room()]
     rollout(policy, worlds, 3, execute=2, adapter=wired)

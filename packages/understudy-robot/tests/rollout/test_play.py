@@ -73,7 +73,9 @@ class Listener(Noisy):
     config = Shape(chunk=1)
 
     def __init__(self, worlds: list[TabletopEnv], deaf: bool = False) -> None:
-        self.worlds, self.deaf, self.batches = worlds, deaf, []
+        self.worlds = worlds
+        self.deaf = deaf
+        self.batches = []
 
     def act(self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10) -> torch.Tensor:
         rows = len(batch["task"])
@@ -367,7 +369,8 @@ def test_a_policy_that_never_learnt_to_act_is_not_played(tmp_path: Path) -> None
 
 def test_a_rollout_renders_the_size_of_the_recordings(tmp_path: Path) -> None:
     record(RecordConfig(output_dir=str(tmp_path / "data"), episodes=2, image_size=16, tasks=("red",)))
-    out, val = tmp_path / "run", {"every": 0}
+    out = tmp_path / "run"
+    val = {"every": 0}
     config = tiny_config(tmp_path / "data", out, steps=1, val=val, policy={"image_size": (8, 8)})
     assert run.train(config) == run.DONE
     asked = Play(tasks=("red",), episodes=1, num_envs=1, action_steps=3, contract="strict")

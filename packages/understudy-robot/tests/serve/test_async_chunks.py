@@ -39,7 +39,8 @@ def test_a_server_gives_the_chunks_of_a_flow_policy_up_to_its_delay(tmp_path: Pa
     from understudy_client.protocol import Noise
     from understudy_robot.testing.serving import outcomes, served
 
-    folder, seen = write_arm_policy(tmp_path / "policy", max_delay=2), arm_observations(1)[0]
+    folder = write_arm_policy(tmp_path / "policy", max_delay=2)
+    seen = arm_observations(1)[0]
     robot = us.load_policy(folder, head="arm")
     robot.reset()
     draws = make_draws(robot.policy.random_spec("act"), 4, np.array([7]), "rollout")
@@ -93,7 +94,8 @@ def test_a_server_and_a_local_policy_give_the_same_chunks(
     class Local:
         """The local policy with the noise of the remote one."""
 
-        config, metadata = remembering.config, remembering.metadata
+        config = remembering.config
+        metadata = remembering.metadata
         step = 0
 
         def reset(self) -> None:

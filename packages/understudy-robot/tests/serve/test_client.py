@@ -138,7 +138,8 @@ def test_a_restarted_server_is_found_again(folder: Path, seen: list[Observation]
         whole.reset(seed=1)
         expected = [whole.select_action(observation, horizon=1) for observation in seen]
     with served(folder) as server:
-        policy, port = RemotePolicy(server.address), server.port
+        policy = RemotePolicy(server.address)
+        port = server.port
         policy.reset(seed=1)
         found = [policy.select_action(observation, horizon=1) for observation in seen[:3]]
     with served(folder, port=port):
@@ -170,10 +171,12 @@ def local_actions(robot: RobotPolicy, observations: Moments, horizon: int) -> li
 
 def test_the_past_travels_with_the_chunk_to_the_bit(remembering: RobotPolicy, moments: Moments) -> None:
     """Also over a restart of the server, and after a reset."""
-    seen, expected = moments, local_actions(remembering, moments, 3)
+    seen = moments
+    expected = local_actions(remembering, moments, 3)
     settings = {"policy": "small", "warm_up": 1}
     with running_server(remembering, ServeConfig(port=0, **settings)) as server:
-        policy, port = RemotePolicy(server.address), server.port
+        policy = RemotePolicy(server.address)
+        port = server.port
         for _ in range(2):
             policy.reset(seed=2)
             found = [policy.select_action(observation, horizon=3) for observation in seen]
@@ -212,7 +215,9 @@ def test_more_past_than_the_policy_sees_is_refused(remembering: RobotPolicy, mom
 
 @pytest.mark.parametrize("several", [False, True])
 def test_times_that_hardly_advance_fill_no_memory(several: bool, remembering: RobotPolicy, moments: Moments) -> None:
-    session, seen, now = Session(remembering, "off"), moments[0], 0.0
+    session = Session(remembering, "off")
+    seen = moments[0]
+    now = 0.0
     with refused("reset", kind=ValueError):
         for _ in range(10 * session.most_past):
             now += 1e-6

@@ -49,7 +49,9 @@ class Watched:
     """An environment that keeps its actions and tasks."""
 
     def __init__(self, env: Env) -> None:
-        self._env, self.actions, self.results = env, [], []
+        self._env = env
+        self.actions = []
+        self.results = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
@@ -90,7 +92,8 @@ def drive(address: str, monkeypatch: pytest.MonkeyPatch) -> Watched:
     (code,) = (c for c in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "RemotePolicy" in c)
     assert len([line for line in code.splitlines() if line.strip()]) <= 13
     code = code.replace("ws://127.0.0.1:8000", address).replace("range(30)", f"range({EPISODES})")
-    env, original = [], registry.open_env
+    env = []
+    original = registry.open_env
 
     def watched(name: str) -> Watched:
         env.append(Watched(original(name)))

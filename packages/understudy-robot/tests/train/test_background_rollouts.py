@@ -292,7 +292,8 @@ def test_failed_rollout_is_logged_and_retried(
 def test_rollout_failures_do_not_stop_training(
     data: Path, without: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config, plain_save = settings(data, tmp_path / "r"), FlowPolicy.save
+    config = settings(data, tmp_path / "r")
+    plain_save = FlowPolicy.save
 
     def save(self: FlowPolicy, directory: Path, *rest: Any) -> None:
         if Path(directory).name == "step-00000010":
@@ -317,7 +318,8 @@ def test_signal_ends_the_rollout_worker(data: Path, without: Path, tmp_path: Pat
         assert run.train(config) == run.STOPPED
     assert gone(int((tmp_path / "r/player-5").read_text()))
     assert (tmp_path / "r/rollouts/due/step-00000005").is_dir()
-    plain_look, looks = background_rollouts.BackgroundRollouts.poll, []
+    plain_look = background_rollouts.BackgroundRollouts.poll
+    looks = []
 
     def poll(self: background_rollouts.BackgroundRollouts, log: MetricsLog, step: int, last: bool = False) -> bool:
         looks.extend([step] if last else [])
@@ -444,7 +446,8 @@ def test_rollout_results_are_logged_one_per_new_step(tmp_path: Path) -> None:
         result = {"world": "w", "protocol": {}, "success": rate, "tasks": {}}
         (tmp_path / f"rollouts/step-{step:08d}.json").write_text(json.dumps(result))
     config = validate(TrainConfig, {"data": {"root": "d"}})
-    found, log = background_rollouts.BackgroundRollouts(RunDir(tmp_path), config, {}, 6, first=True), Told()
+    found = background_rollouts.BackgroundRollouts(RunDir(tmp_path), config, {}, 6, first=True)
+    log = Told()
     for step, last in ((7, False), (9, False), (10, False), (10, False), (11, False), (11, True)):
         found.poll(log, step, last)  # type: ignore[arg-type]
     assert log.lines == [(10, 2), (11, 4), (11, 6)]  # steps behind 6 have not been reached again
@@ -455,10 +458,8 @@ def test_trackers_get_rollouts_at_the_logged_step(tmp_path: Path) -> None:
     from understudy.testing.tracked import in_tensorboard
 
     pytest.importorskip("tensorboard", reason="pip install 'understudy[tensorboard]'")
-    config, there = (
-        validate(TrainConfig, {"data": {"root": "d"}, "log": {"trackers": ["tensorboard"]}}),
-        RunDir(tmp_path),
-    )
+    config = validate(TrainConfig, {"data": {"root": "d"}, "log": {"trackers": ["tensorboard"]}})
+    there = RunDir(tmp_path)
     log = MetricsLog(there.root, config, 0)
     for step in range(1, 9):
         log.log(step, {"kind": "train", "loss": 1.0})

@@ -89,7 +89,8 @@ class Bucket:
 
     def _compare(self, mark: str, is_complete: bool = False) -> None:
         """Compare the bucket with the record of uploads."""
-        folder, files = self.work / "uploaded", self.check(mark)
+        folder = self.work / "uploaded"
+        files = self.check(mark)
         files.pop(MARK + mark, None)
         records = [path for path in folder.rglob("[!.]*") if path.is_file()]  # and no draft
         uploaded = {path.relative_to(folder).as_posix(): json.loads(path.read_bytes())[0] for path in records}

@@ -22,7 +22,8 @@ def scene(episode: int, symmetric: bool = False) -> np.ndarray:
         image[:, 10:60, 5:45] += 60
         image[0] += x // 3
     for _ in range(4):
-        top, left = rng.integers(30, 80), rng.integers(0, 110)
+        top = rng.integers(30, 80)
+        left = rng.integers(0, 110)
         image[:, top : top + 12, left : left + 12] = rng.integers(0, 255, (3, 1, 1))
     return np.clip(np.repeat(image[None], 3, axis=0) + rng.integers(-4, 5), 0, 255).astype(np.uint8)
 

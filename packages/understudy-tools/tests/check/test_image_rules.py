@@ -13,13 +13,16 @@ from understudy_tools.check.rules.image_detail import check_changed_images, chec
 from understudy_tools.check.rules.images import check_images
 from understudy_tools.check.rules.motion import check_motion
 
-TOP, WRIST = "observation.images.top", "observation.images.wrist"
-COUNT, FRAMES = 10, 220
+TOP = "observation.images.top"
+WRIST = "observation.images.wrist"
+COUNT = 10
+FRAMES = 220
 
 
 def speed(episode: int) -> np.ndarray:
     """float64 (FRAMES,): pauses and strokes of random lengths, smooth over a few frames."""
-    rng, parts = np.random.default_rng([2, episode]), []
+    rng = np.random.default_rng([2, episode])
+    parts = []
     while sum(parts) < FRAMES:
         parts.append(int(rng.integers(6, 22)))
     steps = np.concatenate([np.full(length, rng.uniform(0.02, 1.0)) for length in parts])[:FRAMES]
@@ -167,7 +170,9 @@ def scene(down: int = 0, right: int = 0, zoom: float = 1.0, seed: int = 8) -> np
 @pytest.mark.parametrize("pose", [{"down": 5, "right": -7}, {"zoom": 1.2}, {"zoom": 0.85}], ids=str)
 @pytest.mark.parametrize("midway", [False, True])
 def test_a_camera_with_another_pose_is_named(pose: dict[str, Any], midway: bool) -> None:
-    rng, usual, other = np.random.default_rng(3), scene(), scene(**pose)
+    rng = np.random.default_rng(3)
+    usual = scene()
+    other = scene(**pose)
     grays = np.stack([[usual] * 3] * COUNT) + rng.normal(0, 3, (COUNT, 3, *GRAY)).astype(np.float32)
     clips = [clip(episode, gray=gray) for episode, gray in enumerate(grays)]
     assert findings(check_camera_poses, clips) == []

@@ -12,7 +12,8 @@ def test_figures_of_the_other_rows(count: int, values: str) -> None:
     table = np.random.default_rng(count).standard_normal((count, 3))
     table = {"distinct": table, "ties": np.round(table), "all equal": np.ones((count, 3))}[values]
     least, most = signals._bounds_of_others(table)
-    nearest, median = signals._nearest_other(table), signals._median_of_others(table)
+    nearest = signals._nearest_other(table)
+    median = signals._median_of_others(table)
     for row in range(count):
         others = np.delete(table, row, axis=0)
         assert np.array_equal(least[row], others.min(axis=0))

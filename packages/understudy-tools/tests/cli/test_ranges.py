@@ -54,7 +54,8 @@ def kept_frames(data: EpisodeArrays) -> set[tuple[int, int]]:
 
 def expected(root: Path | str, key: str, rule: IdleRule, dims: list[int] | None = None) -> set[tuple[int, int]]:
     """By the samples of the dataset, one episode after the other."""
-    data, want = EpisodeArrays(root, keys=[key]), set()
+    data = EpisodeArrays(root, keys=[key])
+    want = set()
     for episode in np.unique(data.segments[:, 0]).tolist():
         length = int(data.catalog.episodes.lengths[data.catalog.episodes.row_of(episode)])
         values = data.batch(np.full(length, episode), np.arange(length))[key].reshape(length, -1)
@@ -189,7 +190,8 @@ def write_rows(root: Path, columns: Mapping[str, Callable[[np.ndarray], tuple[np
 def test_ranges_keeps_a_grasp_with_a_still_arm(version: str, seen: bool, unit: float, tmp_path: Path) -> None:
     """The arm (dimension 0) waits while the gripper closes: the state shows it for 20 frames, or only the command does,
     in one frame. A later wait, in which nothing moves, is left out. The gripper's unit is not the arm's."""
-    root, lengths = tmp_path / "d", (60, 50)
+    root = tmp_path / "d"
+    lengths = (60, 50)
     write_dataset(root, Spec(version=version, lengths=lengths, cameras=(), fps=10))
 
     def arm(frame: np.ndarray) -> np.ndarray:
@@ -243,7 +245,8 @@ def test_ranges_names_the_episodes_that_lose_much(tmp_path: Path, capsys: pytest
 
 def test_ranges_keeps_all_of_the_demonstration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
-    root, out = tmp_path / "table", tmp_path / "keep.json"
+    root = tmp_path / "table"
+    out = tmp_path / "keep.json"
     assert (
         main(["record", "--output-dir", str(root), "--episodes", "4", "--image-size", "16", "--codec", "libx264"]) == 0
     )
@@ -273,7 +276,8 @@ def frames_of(data: EpisodeArrays) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.skipif(DATA is None, reason="UNDERSTUDY_TEST_DATA names no folder of real datasets")
 @pytest.mark.parametrize("name", ["g1_v30", "g1_v21", "gr1_sim_v20"])
 def test_ranges_of_real_recordings(name: str, tmp_path: Path) -> None:
-    root, out = f"{DATA}/{name}", tmp_path / "keep.json"
+    root = f"{DATA}/{name}"
+    out = tmp_path / "keep.json"
     assert main(["ranges", root, "--output", str(out), "--preset", "droid", "--threshold", "0.01"]) == 0
     data = EpisodeArrays(root, keep_ranges=out, keep_rule="start", keys=["action"])
     assert kept_frames(data) == expected(root, "action", replace(IdleRule.droid(), threshold=0.01))

@@ -25,7 +25,8 @@ from understudy_data.testing.weights import write_weights
 from understudy_kit.cli.main import main
 from understudy_tools.check.examine import check_dataset
 
-LENGTHS, IDS = (6, 9, 4, 0, 12, 7), (1, 2, 5, 6, 9, 10)
+LENGTHS = (6, 9, 4, 0, 12, 7)
+IDS = (1, 2, 5, 6, 9, 10)
 WINDOW = {"action": [0.0, 0.1, 0.2]}
 
 
@@ -124,7 +125,8 @@ def test_each_change_is_a_version_and_earlier_ones_stay(root: Path, capsys: pyte
 def test_a_view_is_printed_as_the_flags_that_make_it(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep, condition = root.parent / "keep.json", " or ".join(f"length > {4 + number % 3}" for number in range(60))
+    keep = root.parent / "keep.json"
+    condition = " or ".join(f"length > {4 + number % 3}" for number in range(60))
     chosen = {"where": f'{condition} or "it\'s" in task', "episodes": [1, 2, 9], "keep_ranges": keep}
     capsys.readouterr()
     save(root, "v", **chosen, keep_rule="start", val_fraction=0.25)
@@ -140,7 +142,8 @@ def test_a_view_is_printed_as_the_flags_that_make_it(
 
 
 def test_files_of_a_view_cannot_change_unseen(root: Path) -> None:
-    keep, weights = root.parent / "keep.json", root.parent / "w.parquet"
+    keep = root.parent / "keep.json"
+    weights = root.parent / "w.parquet"
     save(root, "v", keep_ranges=keep, frame_weights=weights)
     before = EpisodeArrays(f"{root}#v", name="d")
     keep.write_text("{}")

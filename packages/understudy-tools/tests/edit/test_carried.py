@@ -77,7 +77,8 @@ def test_a_field_with_nan_does_not_differ_from_itself(tmp_path: Path, value: Any
 
 
 def test_fields_in_which_sources_differ_are_named(tmp_path: Path) -> None:
-    first, second = _source(tmp_path / "a"), _source(tmp_path / "b", license="mit", site="b")
+    first = _source(tmp_path / "a")
+    second = _source(tmp_path / "b", license="mit", site="b")
     written = edit(first, second, tmp_path / "out")[""]
     info = _info(tmp_path / "out")
     assert ("license" in info, info["rig"], "site" in info) == (False, {"table": 3}, False)

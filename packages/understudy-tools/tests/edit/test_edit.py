@@ -65,7 +65,8 @@ def record(root: Path, episodes: range) -> Path:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", SETS)
 def test_edit_converts_every_version_to_the_bit(name: str, tmp_path: Path) -> None:
-    source, out = tmp_path / "source", tmp_path / "out"
+    source = tmp_path / "source"
+    out = tmp_path / "out"
     truth = write_dataset(source, SETS[name])
     written = edit(source, out)[""]
     assert Catalog.open(out).version == "v3.0"
@@ -90,7 +91,8 @@ def test_edit_merge_of_a_split_is_the_original_recording(tmp_path: Path) -> None
     assert {name: part.episodes for name, part in parts.items()} == {"a": 3, "b": 2}
     edit(tmp_path / "parts/a", tmp_path / "parts/b", tmp_path / "merged")
     for number in range(5):
-        now, before = episode(tmp_path / "merged", number), episode(whole, number)
+        now = episode(tmp_path / "merged", number)
+        before = episode(whole, number)
         assert_equal_frames(now, before)
         assert all(
             np.array_equal(now[key], before[key]) for key in ("index", "episode_index", "task_index", "timestamp")
@@ -123,7 +125,8 @@ def test_edit_statistics_of_a_merge_are_those_of_all_rows(v30: Path, tmp_path: P
 
 @pytest.mark.parametrize("b_frames", [0, 2])
 def test_edit_copies_from_key_frames_and_encodes_other_cuts(b_frames: int, tmp_path: Path) -> None:
-    source, out = tmp_path / "source", tmp_path / "out"
+    source = tmp_path / "source"
+    out = tmp_path / "out"
     write_dataset(source, Spec("v3.0", lengths=(12, 8, 8), gop=4, b_frames=b_frames, per_video_file=3))
     ranges = {"0": [[0, 4], [5, 9]], "1": [[0, 8]], "2": [[4, 7]]}
     (tmp_path / "keep.json").write_text(json.dumps(ranges))
@@ -132,7 +135,8 @@ def test_edit_copies_from_key_frames_and_encodes_other_cuts(b_frames: int, tmp_p
         assert (len(written.videos[CAMERA].encoded), written.videos[CAMERA].copied) == (1, 3)
     equal = 0
     for number, (before, start, stop) in enumerate([(0, 0, 4), (0, 5, 9), (1, 0, 8), (2, 4, 7)]):
-        now, own = episode(out, number), episode(source, before)
+        now = episode(out, number)
+        own = episode(source, before)
         assert [identity(image) for image in now[CAMERA]] == [(0, before, f) for f in range(start, stop)]
         equal += np.array_equal(now[CAMERA], own[CAMERA][start:stop])
         now[CAMERA] = own[CAMERA][start:stop]
@@ -145,7 +149,8 @@ def test_edit_renames_drops_and_casts_features(v30: Path, tmp_path: Path) -> Non
     out = tmp_path / "out"
     rename = ("observation.images.top=observation.images.front", "action=action.joint")
     edit(v30, out, rename=rename, drop_features=("next.reward",), cast=("observation.state=float64",))
-    now, before = episode(out, 1), episode(v30, 1)
+    now = episode(out, 1)
+    before = episode(v30, 1)
     assert now.keys() == before.keys() - {"next.reward", "action", CAMERA} | {
         "action.joint",
         "observation.images.front",
@@ -404,7 +409,8 @@ def test_edit_transcodes_to_size_codec_and_key_frames(v30: Path, tmp_path: Path)
     assert (info["shape"], info["info"]["video.codec"], info["info"]["video.g"]) == ([32, 32, 3], "h264", 3)
     video = open_video(next((tmp_path / "out/videos").rglob("*.mp4")))
     assert (video.codec, video.height, video.gop, video.count) == ("h264", 32, 3, 29)
-    now, before = episode(tmp_path / "out", 2), episode(v30, 2)
+    now = episode(tmp_path / "out", 2)
+    before = episode(v30, 2)
     count, channels, height, width = before[CAMERA].shape
     small = before[CAMERA].reshape(count, channels, height // 2, 2, width // 2, 2).mean((3, 5))
     assert np.abs(now[CAMERA] - small).mean() < 8
@@ -416,7 +422,9 @@ def test_edit_declares_the_pixel_format_of_copied_video(tmp_path: Path) -> None:
     [path] = (tmp_path / "source/videos").rglob("*.mp4")
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=10)
-        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv444p"
+        stream.width = 64
+        stream.height = 64
+        stream.pix_fmt = "yuv444p"
         frames = [av.VideoFrame.from_ndarray(np.full((64, 64, 3), i, np.uint8), format="rgb24") for i in range(4)]
         container.mux([packet for frame in [*frames, None] for packet in stream.encode(frame)])
     assert edit(tmp_path / "source", tmp_path / "out")[""].videos[CAMERA].copied == 1

@@ -86,7 +86,8 @@ def test_one_of_two_edits_of_an_output_wins(tmp_path: Path, wait: float) -> None
     write_dataset(tmp_path / "source", Spec(lengths=(4, 5, 3), cameras=()))
     out = tmp_path / "sets" / "out"
     context = multiprocessing.get_context("fork")
-    start, answers = context.Barrier(2), context.SimpleQueue()
+    start = context.Barrier(2)
+    answers = context.SimpleQueue()
     both = [
         context.Process(target=edit_in_a_process, args=(tmp_path / "source", out, wait, start, answers))
         for _ in range(2)

@@ -30,7 +30,8 @@ def missing(root: Path) -> None:
 
 @pytest.mark.parametrize("fault", [gap, cut, packed_cut, missing])
 def test_killed_recorder_is_named_and_nothing_is_published(tmp_path: Path, fault: Any) -> None:
-    root, out = tmp_path / "arm", tmp_path / "out"
+    root = tmp_path / "arm"
+    out = tmp_path / "out"
     fault(root)
     sound = write_dataset(tmp_path / "other", Spec(lengths=(6, 6), foreign=False)) and tmp_path / "other"
     assert main(["publish", str(sound), str(root), str(out)]) == 2
@@ -177,7 +178,8 @@ def test_check_names_a_tail_that_is_the_start_of_the_next_episode(tmp_path: Path
     spec = Spec(version="v2.1", lengths=(6,) * 3, chunks_size=1000, foreign=False)
     write_dataset(tmp_path / "data", spec)
     video = tmp_path / f"data/videos/chunk-000/{CAMERA}/episode_000000.mp4"
-    own, later = episode_pictures(spec, 0, 0), episode_pictures(spec, 0, 1)
+    own = episode_pictures(spec, 0, 0)
+    later = episode_pictures(spec, 0, 1)
     write_video(video, [*own, *later[:3]], spec)
     finding = next(f for f in check_dataset(tmp_path / "data").findings if f.rule == "videos.count")
     assert "episode 1" in finding.message

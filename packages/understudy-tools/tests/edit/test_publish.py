@@ -73,7 +73,8 @@ def whole(root: Path) -> int:
     return catalog.num_episodes
 
 
-FIRST, SECOND = [(0, range(3)), (1, range(2))], [(0, range(3, 4)), (1, range(2, 4))]
+FIRST = [(0, range(3)), (1, range(2))]
+SECOND = [(0, range(3, 4)), (1, range(2, 4))]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_publications_append_and_keep_every_earlier_file(folder: Path) -> None:
-    before, after = folder / "one/out", folder / "two/out"
+    before = folder / "one/out"
+    after = folder / "two/out"
     assert [(e, task, state) for e, _, _, task, state, *_ in content(after)] == expected([*FIRST, *SECOND])
     assert content(after)[: len(content(before))] == content(before)
     assert (whole(before), whole(after)) == (5, 8)
@@ -128,7 +130,8 @@ def test_a_push_has_the_views(folder: Path, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_writer_without_an_episode_adds_none(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "one", tmp_path / "p", symlinks=True)
-    out, writers = tmp_path / "p/out", [str(tmp_path / "arm-3"), str(folder / "arm-1")]
+    out = tmp_path / "p/out"
+    writers = [str(tmp_path / "arm-3"), str(folder / "arm-1")]
     with recording.open_writer(tmp_path / "arm-3") as writer:
         assert publish(writers[:1], tmp_path / "new") == {"arm-3": 0}
         assert not os.path.lexists(tmp_path / "new")
@@ -200,7 +203,8 @@ class _Snapshots:
     """Copies of a folder before each file operation of a call."""
 
     def __init__(self, folder: Path, copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count, self._busy = 0, False
+        self.count = 0
+        self._busy = False
         for owner, name in [
             (os, "replace"),
             (os, "symlink"),
@@ -215,7 +219,8 @@ class _Snapshots:
                 if not self._busy:
                     self._busy = True
                     shutil.copytree(folder, copies / f"{self.count:03d}", symlinks=True)
-                    self.count, self._busy = self.count + 1, False
+                    self.count = self.count + 1
+                    self._busy = False
                 return _plain(*args, **options)
 
             monkeypatch.setattr(os, name, operation)
@@ -272,7 +277,8 @@ def test_open_readers_go_on(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "one", tmp_path / "p", symlinks=True)
     before = content(folder / "one/out")
     with RangeServer(tmp_path / "p") as server:
-        here, there = EpisodeArrays(tmp_path / "p/out"), EpisodeArrays(f"{server.url}/out")
+        here = EpisodeArrays(tmp_path / "p/out")
+        there = EpisodeArrays(f"{server.url}/out")
         first = [int(data[0]["index"]) for data in (here, there)]
         publish([str(folder / name) for name in NAMES], tmp_path / "p/out")
         for data in (here, there):
@@ -380,7 +386,8 @@ def test_files_that_a_recorder_joins_meanwhile_are_not_published(
 
 def test_files_of_others_in_the_store_stay_and_stop_nothing(tmp_path: Path) -> None:
     """What a file browser or NFS leaves there, and folders of a user: nothing that a publication did not make."""
-    arm, out = record(tmp_path / "arm-1", range(1)), tmp_path / "all"
+    arm = record(tmp_path / "arm-1", range(1))
+    out = tmp_path / "all"
     publish([str(arm)], out)
     store = tmp_path / ".all.versions"
     for name in (".DS_Store", ".nfs000001", "1.txt", "files/.DS_Store", "000001/.DS_Store"):

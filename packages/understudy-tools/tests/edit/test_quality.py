@@ -21,11 +21,13 @@ def test_quality_of_known_differences() -> None:
 def test_ssim_of_each_window_by_the_formula() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.uniform(0, 255, (2, 10, 12))
-    c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+    c1 = (0.01 * 255) ** 2
+    c2 = (0.03 * 255) ** 2
     values = []
     for y in range(0, 3, 2):
         for x in range(0, 5, 2):
-            p, q = a[y : y + 8, x : x + 8], b[y : y + 8, x : x + 8]
+            p = a[y : y + 8, x : x + 8]
+            q = b[y : y + 8, x : x + 8]
             both = ((p - p.mean()) * (q - q.mean())).mean()
             top = (2 * p.mean() * q.mean() + c1) * (2 * both + c2)
             values.append(top / ((p.mean() ** 2 + q.mean() ** 2 + c1) * (p.var() + q.var() + c2)))

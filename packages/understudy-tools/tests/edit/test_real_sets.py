@@ -27,7 +27,8 @@ def test_real_sets_become_v30_to_the_bit(name: str, real_data: Path, tmp_path: P
     [written] = edit(source, tmp_path / "out", episodes=("0-2",)).values()
     assert [one for one in written.videos.values() if one.encoded] == []
     for number in range(3):
-        now, before = sample(tmp_path / "out", number), sample(source, number)
+        now = sample(tmp_path / "out", number)
+        before = sample(source, number)
         for key in now.keys() - set(RENUMBERED):
             assert np.array_equal(now[key], before[key]), key
     assert check_dataset(str(tmp_path / "out"), "sample", show_progress=False).is_sound
@@ -52,10 +53,12 @@ def test_lerobot_reads_an_edited_set(real_data: Path, tmp_path: Path) -> None:
 
     out = tmp_path / "out"
     edit(real_data / "g1_v21", out, episodes=("1-2",), drop_n_first_frames=1)
-    theirs, ours = lerobot.LeRobotDataset("local/out", root=out), EpisodeDataset(out)
+    theirs = lerobot.LeRobotDataset("local/out", root=out)
+    ours = EpisodeDataset(out)
     assert len(theirs) == len(ours)
     for at in (0, 100, len(ours) - 1):
-        one, other = theirs[at], ours[at]
+        one = theirs[at]
+        other = ours[at]
         assert one["task"] == other["task"]
         for key in ("action", "observation.state"):
             assert one[key].equal(other[key])

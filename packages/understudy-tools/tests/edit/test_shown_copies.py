@@ -38,7 +38,9 @@ def turned(tmp_path: Path) -> Path:
 def _film(path: Path, form: str, seed: int, options: dict[str, str] | None = None) -> None:
     with av.open(str(path), "w", format=form, options=options or {}) as out:
         stream = out.add_stream("libx264", rate=10, options={"g": "4", "bf": "0", "crf": "10"})
-        stream.height, stream.width, stream.pix_fmt = 64, 64, "yuv420p"
+        stream.height = 64
+        stream.width = 64
+        stream.pix_fmt = "yuv420p"
         for picture in moving_pictures(8, 64, 64, seed):
             out.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         out.mux(stream.encode(None))
@@ -65,7 +67,8 @@ def test_edit_encodes_turned_videos_upright(turned: Path, tmp_path: Path, settin
     if "size" not in settings:
         first = settings.get("drop_n_first_frames", 0)
         for number in range(4):
-            now, before = episode(out, number)[CAMERA], episode(turned, number)[CAMERA][first:]
+            now = episode(out, number)[CAMERA]
+            before = episode(turned, number)[CAMERA][first:]
             assert np.abs(now.astype(int) - before).mean() < 12
     else:
         assert EpisodeArrays(out)[0][CAMERA].shape == (3, 48, 32)
@@ -73,7 +76,8 @@ def test_edit_encodes_turned_videos_upright(turned: Path, tmp_path: Path, settin
 
 @pytest.mark.parametrize("box", [b"\0\0\0\x10pasp\0\0\0\x04\0\0\0\x03", b"\0\0\0\x13colrnclx\0\x01\0\x01\0\x01\0"])
 def test_edit_joins_no_videos_that_are_shown_differently(tmp_path: Path, box: bytes) -> None:
-    root, out = tmp_path / "source", tmp_path / "out"
+    root = tmp_path / "source"
+    out = tmp_path / "out"
     write_dataset(root, Spec("v2.1", lengths=(8, 8), gop=4))
     for path in _videos(root):
         _film(path, "mp4", 0)
@@ -103,7 +107,8 @@ WAYS: dict[str, Callable[[Path, Path], Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("container", ["matroska", "mpegts", "fragmented"])
 def test_edit_of_containers_without_an_index(tmp_path: Path, container: str, way: str) -> None:
-    root, out = tmp_path / "source", tmp_path / "out"
+    root = tmp_path / "source"
+    out = tmp_path / "out"
     write_dataset(root, Spec("v2.1", lengths=(8, 8), gop=4))
     (root / "cuts.json").write_text(json.dumps({"0": [0.3], "1": [0.5]}))
     options = {"movflags": "frag_keyframe+empty_moov"} if container == "fragmented" else {}

@@ -27,7 +27,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in ("sound", "bad"):
         write_dataset(root / name, Spec("v2.1", lengths=(12, 9, 14, 7, 11, 8), cameras=(TOP,), gop=4))
     files = {path.name: path for path in (root / "bad").rglob("episode_*")}
-    cut, damaged = files["episode_000001.mp4"], files["episode_000004.mp4"]
+    cut = files["episode_000001.mp4"]
+    damaged = files["episode_000004.mp4"]
     cut.write_bytes(cut.read_bytes()[:200])
     files["episode_000002.mp4"].unlink()
     files["episode_000003.parquet"].write_bytes(b"not parquet")

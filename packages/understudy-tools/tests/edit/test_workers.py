@@ -72,13 +72,15 @@ def test_output_does_not_depend_on_the_cut(source: Path, tmp_path: Path, monkeyp
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 128, 1000])
 def test_merged_statistics_are_those_of_added_rows(count: int) -> None:
     values = np.random.default_rng(count).normal(size=(count, 2))
-    whole, merged = RunningStatistics((2,), keep=64), RunningStatistics((2,), keep=64)
+    whole = RunningStatistics((2,), keep=64)
+    merged = RunningStatistics((2,), keep=64)
     stride = sample_stride(count, 64)
     for first in range(0, count, 7):
         part = values[first : first + 7]
         whole.add(part)
         merged.merge(compute_moments(part), len(part), part[-first % stride :: stride])
-    one, other = whole.result(), merged.result()
+    one = whole.result()
+    other = merged.result()
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)
 
 
@@ -125,10 +127,14 @@ def test_kills_of_processes_and_of_the_command_change_nothing(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))  # the driver needs `support`
     edit(source, tmp_path / "whole", **ENCODED)
     whole = content(tmp_path / "whole")
-    script, draw, done, rounds = tmp_path / "driver.py", random.Random(kills), 0, 0
+    script = tmp_path / "driver.py"
+    draw = random.Random(kills)
+    done = 0
+    rounds = 0
     script.write_text(DRIVER)
     while done < kills:
-        out, work = tmp_path / f"out-{rounds}", tmp_path / f"work-{rounds}"
+        out = tmp_path / f"out-{rounds}"
+        work = tmp_path / f"work-{rounds}"
         command = [sys.executable, str(script), str(source), str(out), str(work), str(draw.choice((1, 2, 3)))]
         while not out.exists():
             driver = subprocess.Popen(command, stderr=subprocess.PIPE)
@@ -138,7 +144,8 @@ def test_kills_of_processes_and_of_the_command_change_nothing(
                 while driver.poll() is None and time.monotonic() < wait:
                     time.sleep(0.01)
                 if len(list(work.glob("*.part"))) > parts and (victims := processes_of(script)):
-                    victim, parts = draw.choice(victims), len(list(work.glob("*.part")))
+                    victim = draw.choice(victims)
+                    parts = len(list(work.glob("*.part")))
                     os.kill(victim, signal.SIGKILL)
                     done += 1
             assert driver.stderr is not None
@@ -185,7 +192,8 @@ def test_a_dataset_in_a_bucket_is_edited_and_checked_as_a_local_one(
             report = check_dataset(remote, "all", workers=workers)
         assert not [path for path in (tmp_path / "check").iterdir() if SECRET.encode() in path.read_bytes()]
     edit(source, tmp_path / "local", **ENCODED)
-    there, here = content(out), content(tmp_path / "local")
+    there = content(out)
+    here = content(tmp_path / "local")
     assert {**there, "origin": b""} == {**here, "origin": b""}
     local = check_dataset(source, "all")
     assert (report.read, report.bad_episodes) == (local.read, local.bad_episodes)

@@ -291,7 +291,8 @@ def test_import_states_the_episodes_of_a_skipped_recording_that_stay(
 
 @pytest.mark.parametrize("kind", ["float64", "float32", "mask", "bool", "bool of one channel", "bytes", "first black"])
 def test_import_scales_images_of_0_to_1_by_their_first_episode(tmp_path: Path, kind: str) -> None:
-    masks, black = (VIDEO > 90) * 1.0, np.zeros(VIDEO.shape)
+    masks = (VIDEO > 90) * 1.0
+    black = np.zeros(VIDEO.shape)
     one = VIDEO[..., :1] > 90
     stored = {
         "float64": [VIDEO / 255.0, VIDEO / 255.0],

@@ -62,7 +62,9 @@ ENDS = {"mcap": "mcap", "sqlite3": "db3"}
 @pytest.fixture(params=["mcap", "sqlite3"])
 def bag(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A bag of 30 frames in three files, as a recorder splits it: bag_2 is before bag_10."""
-    folder, end, names = tmp_path / "bag", ENDS[request.param], []
+    folder = tmp_path / "bag"
+    end = ENDS[request.param]
+    names = []
     folder.mkdir()
     for part, number in enumerate((0, 2, 10)):
         with Bag(tmp_path / f"part{part}", request.param) as one:
@@ -322,7 +324,8 @@ def test_import_bounds_messages_of_sqlite(tmp_path: Path, way: str) -> None:
         fill(bag, 0, 30)
     base = sqlite3.connect(tmp_path / "bag/bag.db3")
     base.execute("ALTER TABLE messages RENAME TO old")
-    columns, source = "id INTEGER, topic_id INTEGER, timestamp INTEGER", "SELECT id, topic_id, timestamp FROM old"
+    columns = "id INTEGER, topic_id INTEGER, timestamp INTEGER"
+    source = "SELECT id, topic_id, timestamp FROM old"
     if way == "view":
         base.execute("CREATE VIEW messages AS SELECT id, topic_id, timestamp, zeroblob(900000000) AS data FROM old")
     elif way == "generated":

@@ -110,7 +110,8 @@ def test_import_keeps_the_raw_streams_as_sensors_that_undo_the_frames(tmp_path: 
     with Bag(tmp_path / "bag") as bag:
         fill(bag)
     out = run(tmp_path, tmp_path / "bag")
-    found, raw = rows(out), pq.read_table(out / "sensors/raw.observation.state.parquet").to_pydict()
+    found = rows(out)
+    raw = pq.read_table(out / "sensors/raw.observation.state.parquet").to_pydict()
     assert len(raw["timestamp"]) == 38  # of 40: up to the one after the last frame, at 1.82 s
     values = {round(time * SECOND): value for time, value in zip(raw["timestamp"], raw["value"])}
     start = int(found["source.time_ns"][0])
@@ -581,7 +582,8 @@ def test_import_agrees_with_a_search_of_each_frame(tmp_path: Path, seed: int) ->
         for name, clock in clocks.items():
             for i, time in enumerate(clock.tolist()):
                 bag.number(name, time / SECOND, i**1.5)
-    fps, delay = int(rng.integers(3, 70)), 0.037
+    fps = int(rng.integers(3, 70))
+    delay = 0.037
     parts = {
         "a": {"stream": "/a", "max_age": 9.0},
         "b": {"stream": "/b", "max_age": 0.4, "resample": "linear"},
@@ -591,7 +593,8 @@ def test_import_agrees_with_a_search_of_each_frame(tmp_path: Path, seed: int) ->
     out = run(tmp_path, tmp_path / "bag", mapping=mapped(features=features, fps=fps), gaps="hold")
     found = rows(out)
     clocks["/c"] = clocks["/c"] - round(delay * SECOND)
-    start, end = max(clock[0] for clock in clocks.values()), min(clock[-1] for clock in clocks.values())
+    start = max(clock[0] for clock in clocks.values())
+    end = min(clock[-1] for clock in clocks.values())
     times = [start + round(frame * SECOND / fps) for frame in range(1000)]
     times = [time for time in times if time <= end]
     assert (found["source.time_ns"] - EPOCH).tolist() == times

@@ -54,7 +54,8 @@ def chunks(kind: str, indexed: bool, inside: bytes = b"") -> bytes:
             entries[1].append((time, len(body)))
             entries[2].append((time + 10**7, len(body) + len(mcap.message(1, 0, vector(0)))))
             body += pair(k)
-        first, last = mcap.START + begin * 10**8, mcap.START + (begin + 3) * 10**8 + 10**7
+        first = mcap.START + begin * 10**8
+        last = mcap.START + (begin + 3) * 10**8 + 10**7
         content += mcap.chunk(body, first, last, kind)
         content += b"".join(mcap.index(number, of) for number, of in entries.items()) * indexed
     return content

@@ -20,7 +20,8 @@ h5py = pytest.importorskip("h5py", reason="needs the extra `import`")
 zarr = pytest.importorskip("zarr", reason="needs the extra `import`")
 
 ROWS = 20
-OWN, PRIVATE = np.zeros((ROWS, 3), np.uint8), np.full((ROWS, 3), 77, np.uint8)
+OWN = np.zeros((ROWS, 3), np.uint8)
+PRIVATE = np.full((ROWS, 3), 77, np.uint8)
 
 
 def run(out: Path, *sources: Path, mapping: dict[str, Any] | None = None, **settings: Any) -> dict[str, np.ndarray]:
@@ -82,7 +83,8 @@ def test_import_refuses_hdf5_arrays_of_other_files(
     monkeypatch: pytest.MonkeyPatch,
     way: str,
 ) -> None:
-    other, text = str(private / "other.hdf5"), str(private / "key.txt")
+    other = str(private / "other.hdf5")
+    text = str(private / "key.txt")
 
     def fill(file: Any, obs: Any) -> None:
         def raw(group: Any, name: str, target: str) -> None:
@@ -227,7 +229,8 @@ def test_import_reads_links_within_a_zarr_folder_and_of_the_cache_of_the_hub(tmp
     (path / "data/state/0.0").rename(path / "data/state/first")
     (path / "data/state/0.0").symlink_to("first")
     assert (run(tmp_path / "own", path, mapping=ZARR)["observation.state"] == 77).all()
-    snapshot, blobs = tmp_path / "hub/models--x--y/snapshots/abc", tmp_path / "hub/models--x--y/blobs"
+    snapshot = tmp_path / "hub/models--x--y/snapshots/abc"
+    blobs = tmp_path / "hub/models--x--y/blobs"
     blobs.mkdir(parents=True)
     files = [file for file in sorted(path.rglob("*")) if file.is_file()]
     for number, file in enumerate(files):

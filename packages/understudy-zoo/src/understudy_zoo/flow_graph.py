@@ -32,7 +32,9 @@ class FlowGraph(PolicyGraph):
         config = policy.config
         if config.compute != "float32":
             raise ValueError(f"compute is {config.compute}; a graph of a flow policy is float32")
-        self.policy, self.number, self.steps = policy, head, steps
+        self.policy = policy
+        self.number = head
+        self.steps = steps
         self.action_dim = policy.normalizer.dims[ACTION][head]
         self.state_dim = policy.normalizer.dims[STATE][head] if config.state_dim else 0
         inputs = [GraphInput(key, "uint8", (3, *cameras[key])) for key in config.cameras if key in cameras]

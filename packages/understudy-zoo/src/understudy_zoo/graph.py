@@ -171,7 +171,8 @@ def compare(
     Raises:
         ConfigError: a difference exceeds `TOLERANCE` of the largest action: the graph is not this policy.
     """
-    differences, largest = {}, 0.0
+    differences = {}
+    largest = 0.0
     for rows in BATCH_SIZES:
         inputs = dict(
             zip([graph_input.name for graph_input in graph.inputs], example_inputs(graph, rows, seed=rows), strict=True)

@@ -136,7 +136,8 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
     """
     torch_device(device)
     run = RunDir(root)
-    folder, settings = run.require_policy(), run.settings()
+    folder = run.require_policy()
+    settings = run.settings()
     try:
         policy = load(folder)
     except ValueError as error:

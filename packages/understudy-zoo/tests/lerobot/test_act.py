@@ -63,7 +63,8 @@ def test_draws_and_the_generator_decide_the_losses() -> None:
 
 def test_validation_and_action_use_no_latent_variable() -> None:
     own = policy(dropout=0.5)
-    one, two = own.losses(batch(3), {}), own.losses(batch(3), {})
+    one = own.losses(batch(3), {})
+    two = own.losses(batch(3), {})
     assert torch.equal(one["l1"].sum, two["l1"].sum)
     assert not one["kl"].sum.any()
     assert not one["kl"].count.any()  # otherwise a verdict would compare l1 + kl in training with l1

@@ -69,7 +69,8 @@ def drawn(numbers: dict[str, torch.Tensor]) -> Iterator[None]:
 
 @pytest.mark.parametrize("change", [{}, {"do_mask_loss_for_padding": True}, {"prediction_type": "sample"}])
 def test_loss_is_that_of_lerobot(change: dict[str, Any]) -> None:
-    own, data = policy(**change), batch(3)
+    own = policy(**change)
+    data = batch(3)
     numbers = draws(own, 3)
     with drawn(numbers):
         wanted = own.diffusion.compute_loss(their_inputs(own, data))
@@ -80,7 +81,8 @@ def test_loss_is_that_of_lerobot(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("change", [{}, {"noise_scheduler_type": "DDIM", "num_inference_steps": 5}])
 def test_actions_are_those_of_lerobot(change: dict[str, Any]) -> None:
-    own, data = policy(**change), batch(2)
+    own = policy(**change)
+    data = batch(2)
     numbers = draws(own, 2, "act")
     own.diffusion.config.n_action_steps = own.config.chunk  # LeRobot returns those that it executes
     with torch.no_grad(), GivenNoise(*(numbers["step noise"].unbind(1) if not change else ())):
@@ -93,7 +95,8 @@ def test_actions_are_those_of_lerobot(change: dict[str, Any]) -> None:
 
 def test_draws_alone_decide_the_losses() -> None:
     own = policy(crop_shape=(24, 36))
-    data, numbers = batch(4), draws(own, 4)
+    data = batch(4)
+    numbers = draws(own, 4)
     state = torch.get_rng_state()
     whole = own.losses(data, numbers)["diffusion"].sum
     assert torch.equal(torch.get_rng_state(), state)
@@ -195,7 +198,8 @@ def test_windows_are_those_of_lerobots_dataset(data: Path, monkeypatch: pytest.M
     windows = resolve_delta_timestamps(theirs, LeRobotDatasetMetadata("local/set", root=data))
     recorded = LeRobotDataset("local/set", root=data, delta_timestamps=windows)
     place = {(int(x["episode_index"]), int(x["frame_index"])): n for n, x in enumerate(recorded.hf_dataset)}
-    plain, count = us.EpisodeDataset(data), 0
+    plain = us.EpisodeDataset(data)
+    count = 0
     for each in seen.batches:
         for row, key in enumerate(zip(each["episode_index"].tolist(), each["frame_index"].tolist())):
             sample = recorded[place[key]]

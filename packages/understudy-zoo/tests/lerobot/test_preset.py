@@ -39,7 +39,8 @@ def their_config(kind: str) -> Any:
 @pytest.mark.parametrize("kind", CLASSES)
 def test_a_run_without_flags_has_lerobots_preset(kind: str) -> None:
     theirs = their_config(kind)
-    preset, config = theirs.get_optimizer_preset(), read_settings("train", [*ROOT, kind])
+    preset = theirs.get_optimizer_preset()
+    config = read_settings("train", [*ROOT, kind])
     optim = config.optim
     assert (optim.lr, (optim.beta1, optim.beta2), optim.eps) == (preset.lr, tuple(preset.betas), preset.eps)
     assert (optim.weight_decay, optim.grad_clip_norm) == (preset.weight_decay, preset.grad_clip_norm)
@@ -63,7 +64,8 @@ def test_a_run_without_flags_has_lerobots_preset(kind: str) -> None:
 @pytest.mark.parametrize("steps", [3_000, 60_000])
 @pytest.mark.parametrize("kind", CLASSES)
 def test_learning_rate_follows_lerobots_schedule(kind: str, steps: int) -> None:
-    theirs, weight = their_config(kind), torch.nn.Parameter(torch.zeros(1))
+    theirs = their_config(kind)
+    weight = torch.nn.Parameter(torch.zeros(1))
     config = validate_new(TrainConfig, {"policy": {"type": kind}, "steps": steps}).resolved()
     factor: Any = lambda step: 1.0  # noqa: E731
     if (preset := theirs.get_scheduler_preset()) is not None:

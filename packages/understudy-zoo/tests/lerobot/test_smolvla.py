@@ -77,9 +77,11 @@ def their_inputs(own: LerobotSmolvla, data: dict[str, Any]) -> dict[str, torch.T
 
 @pytest.mark.parametrize("change", [{}, {"attention_mode": "self_attn", "add_image_special_tokens": True}])
 def test_loss_of_each_sample_is_that_of_lerobot(vlm: Path, change: dict[str, Any]) -> None:
-    own, data = policy(vlm, **change), batch_of(3) | {"task": ["lift", "put it down", ""]}
+    own = policy(vlm, **change)
+    data = batch_of(3) | {"task": ["lift", "put it down", ""]}
     numbers = draws(own, 3)
-    noise, time = numbers["flow noise"], numbers["flow time"][:, 0]
+    noise = numbers["flow noise"]
+    time = numbers["flow time"][:, 0]
     wanted, _ = theirs_of(own).forward(their_inputs(own, data), noise, time, reduction="none")
     found = own.losses(data, numbers, detail=True)["flow"]
     assert torch.allclose(found.sum / found.count, wanted, atol=1e-6)
@@ -91,7 +93,8 @@ def test_loss_of_each_sample_is_that_of_lerobot(vlm: Path, change: dict[str, Any
 
 
 def test_actions_are_those_of_lerobot(vlm: Path) -> None:
-    own, data = policy(vlm), batch_of(2)
+    own = policy(vlm)
+    data = batch_of(2)
     numbers = draws(own, 2, "act")
     wanted = theirs_of(own).predict_action_chunk(their_inputs(own, data), noise=numbers["noise"])
     found = own.act(data, numbers)
@@ -119,7 +122,8 @@ def test_frozen_parts_are_those_of_lerobot(vlm: Path, change: dict[str, Any]) ->
 
 
 def test_missing_camera_reaches_nothing(vlm: Path) -> None:
-    own, data = policy(vlm, cameras=(CAMERA, "observation.images.wrist")), batch_of(2)
+    own = policy(vlm, cameras=(CAMERA, "observation.images.wrist"))
+    data = batch_of(2)
     wrist = "observation.images.wrist"
     both = data | {wrist: data[CAMERA], f"{wrist}_is_missing": torch.tensor([True, False])}
     other = both | {wrist: both[wrist].flip(-1)}
@@ -216,7 +220,8 @@ def test_folder_of_lerobot_acts_as_in_lerobot(vlm: Path, tmp_path: Path) -> None
     before, behind = make_smolvla_pre_post_processors(theirs.config, stats)
     for part in (theirs, before, behind):
         part.save_pretrained(tmp_path / "theirs")
-    data, noise = batch_of(2) | {"task": ["lift", "put it down"]}, torch.randn(2, 4, 4)
+    data = batch_of(2) | {"task": ["lift", "put it down"]}
+    noise = torch.randn(2, 4, 4)
     observation = {CAMERA: data[CAMERA].float() / 255, "observation.state": data["observation.state"]}
     with torch.no_grad():
         given = before({**observation, "task": data["task"]})

@@ -29,7 +29,8 @@ from understudy_zoo.lerobot.settings import LerobotSmolvlaSettings
 from understudy_zoo.lerobot.smolvla import EMBEDDING, HEAD, LerobotSmolvla
 from understudy_zoo.testing.lerobot_policies import SMALL_SMOLVLA, Recorder, run_config, their_losses, write_vlm
 
-STATE_DIM, ACTION_DIM = 5, 4
+STATE_DIM = 5
+ACTION_DIM = 4
 """Widths of the robot of the folder, other than those of the data."""
 
 
@@ -142,7 +143,8 @@ def test_run_resumes_without_the_folder(base: Path, data: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("fault", ["missing", "extra", "shape"])
 def test_tensors_of_another_network_are_named(base: Path, data: Path, tmp_path: Path, fault: str) -> None:
-    source, name = tmp_path / "source", "model.state_proj.weight"
+    source = tmp_path / "source"
+    name = "model.state_proj.weight"
     shutil.copytree(base, source)
     tensors = load_file(source / "model.safetensors")
     if fault == "missing":

@@ -35,7 +35,8 @@ def arrays(adaptive: bool) -> dict[str, np.ndarray]:
 @BOTH
 def test_every_parameter_has_its_place_in_the_tree(adaptive: bool) -> None:
     """The tree is made by other formulas than those that read it; each of its values is read once."""
-    given, own = arrays(adaptive), jax_tree.weights(adaptive)
+    given = arrays(adaptive)
+    own = jax_tree.weights(adaptive)
     places = find_places({name: array.shape for name, array in given.items()})
     assert places.keys() == own.keys()
     for name, (place, shape) in places.items():
@@ -56,7 +57,8 @@ def test_unknown_arrays_and_other_dimensions_keep_their_names() -> None:
 
 @TENSORSTORE
 def test_stored_tree_fills_a_network_with_the_bits_of_its_weights() -> None:
-    network, own = small(), jax_tree.weights()
+    network = small()
+    own = jax_tree.weights()
     read = FirstWeights({name: p.shape for name, p in network.named_parameters()}, STORED)
     fill(network.named_parameters(), read)
     assert [name for name, p in network.named_parameters() if not np.array_equal(p.detach().numpy(), own[name])] == []
@@ -116,7 +118,8 @@ def test_digest_of_a_tree_is_that_of_its_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["lost", "short"])
 def test_damaged_tree_never_gives_other_values(tmp_path: Path, damage: str) -> None:
     """orbax keeps files that nothing reads; the loss of any other is an error."""
-    own, refused = jax_tree.weights(), 0
+    own = jax_tree.weights()
+    refused = 0
     for number, file in enumerate(sorted(path.relative_to(STORED) for path in STORED.glob("params/**/d/*"))):
         broken = shutil.copytree(STORED, tmp_path / str(number))
         content = (broken / file).read_bytes()
@@ -140,7 +143,8 @@ def test_trees_of_orbax_are_read(tmp_path: Path, adaptive: bool, kind: str) -> N
     given = jax_tree.tree(jax_tree.weights(adaptive))
     if kind == "bfloat16":
         given = {name: array.astype(ml_dtypes.bfloat16) for name, array in given.items()}
-    found, own = JaxTree(jax_tree.write(tmp_path / "tree", given)), jax_tree.weights(adaptive)
+    found = JaxTree(jax_tree.write(tmp_path / "tree", given))
+    own = jax_tree.weights(adaptive)
     assert found.shapes == {name: array.shape for name, array in own.items()}
     assert set(found.dtypes.values()) == {getattr(torch, kind)}
     assert [name for name in own if not np.array_equal(found.read(name).float().numpy(), own[name])] == []

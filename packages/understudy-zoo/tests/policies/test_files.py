@@ -104,7 +104,8 @@ def test_another_policy_of_small_actions_is_refused() -> None:
 
 
 def test_description_names_the_metadata_of_prompts() -> None:
-    graph, facts = make_graph(robot(mixture(), "legs"), SIZES, steps=1), {"format": "{task}", "names": ["quality"]}
+    graph = make_graph(robot(mixture(), "legs"), SIZES, steps=1)
+    facts = {"format": "{task}", "names": ["quality"]}
     described = json.loads(describe_graph(graph, "onnx", 1, {}, {"prompt_metadata": facts}))
     assert described["prompt_metadata"] == facts
     assert "prompt_metadata" not in json.loads(describe_graph(graph, "onnx", 1, {}, {}))

@@ -27,7 +27,9 @@ from understudy.train.state import TrainState, assemble
 from understudy_zoo.world_action.config import WorldActionConfig
 from understudy_zoo.world_action.policy import WorldActionPolicy
 
-COUNT, STEPS, LONG = 4, 2, 20
+COUNT = 4
+STEPS = 2
+LONG = 20
 WORLD_ACTION = {"network": WorldActionPolicy, "make": WorldActionConfig}
 ADAPTERS = LoraConfig(4, targets=("vlm.*", "expert.*"))
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -189,7 +191,8 @@ def run_split(tokenizer: Path, precision: str) -> tuple[list[float], dict[str, T
     with join_mesh(TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300))) as mesh:
         made = small_policy(tokenizer)
         state = assemble(config, made, mesh)
-        losses, moved = [], 0
+        losses = []
+        moved = 0
         for step in range(LONG):
             moved += leave_middle(state)
             whole = batch(COUNT, seed=step, response=True)

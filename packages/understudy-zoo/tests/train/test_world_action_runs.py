@@ -63,7 +63,8 @@ def errors_of_a_copy(root: Path) -> list[float]:
     settings = RunDir(root).settings()
     held = read_validation_data(settings, open_data(settings))
     assert held is not None
-    batch, policy = held.batch(slice(0, len(held))), WorldActionPolicy.load(root / "policy")
+    batch = held.batch(slice(0, len(held)))
+    policy = WorldActionPolicy.load(root / "policy")
     states = policy.normalizer.states(batch, batch["observation.state"])
     changes = (states[:, 1:] - states[:, :1]).square()
     moves = torch.tensor(policy.normalizer.arrays()["observation.state"]["spread"][0]) != 0

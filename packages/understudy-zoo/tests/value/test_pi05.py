@@ -131,7 +131,8 @@ def test_towers_have_the_bits_of_the_file(
         assert run.train(config) == run.DONE
     (line,) = {record.getMessage() for record in caplog.records if "action expert" in record.getMessage()}
     assert all(text in line for text in (str(weights), "gemma_expert.* (", "action_*_proj.* (4)", "time_mlp_* (4)"))
-    made, source = load(tmp_path / "r/policy"), load(files / "pi05/policy")
+    made = load(tmp_path / "r/policy")
+    source = load(files / "pi05/policy")
     towers = {name for name, _ in made.named_parameters() if not name.startswith("value_head.")}
     assert towers == {name for name, _ in source.named_parameters() if "expert" not in name and "vlm" in name} | {
         name for name, _ in source.named_parameters() if name.startswith(("vision.", "projector.", "embedding."))
@@ -201,7 +202,8 @@ def test_figures_are_by_group_and_a_resume_is_exact(files: Path, tmp_path: Path)
 def test_score_writes_its_values(files: Path, tmp_path: Path) -> None:
     assert run.train(settings(files, tmp_path / "r")) == run.DONE
     score(ScoreConfig(paths=(str(tmp_path / "r"), str(files / "data"), str(tmp_path / "out"))))
-    before, after = us.EpisodeDataset(files / "data"), us.EpisodeDataset(tmp_path / "out")
+    before = us.EpisodeDataset(files / "data")
+    after = us.EpisodeDataset(tmp_path / "out")
     made = load(tmp_path / "r/policy").eval()
     samples = [before[index] for index in range(12)]
     (camera,) = made.config.cameras
@@ -227,7 +229,8 @@ def test_refuses_settings(files: Path, changes: dict[str, Any], name: str) -> No
 
 @pytest.mark.parametrize("size", ["tiny", "base"])
 def test_settings_are_those_of_pi05_beside_the_returns(size: Any) -> None:
-    chosen, plain = Pi05ValueSettings(size=size), Pi05Settings(size=size)
+    chosen = Pi05ValueSettings(size=size)
+    plain = Pi05Settings(size=size)
     assert chosen.problems() == []
     own = {field.name for field in fields(ReturnSettings)} | {"type"}
     assert {name: value for name, value in vars(chosen).items() if name not in own} == {

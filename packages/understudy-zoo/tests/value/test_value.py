@@ -65,8 +65,10 @@ def test_bins_are_as_fine_as_float32_resolves() -> None:
 
 
 def test_losses_and_figures_of_a_sample() -> None:
-    model, samples = policy(), batch([0.0, 1.0, 0.3], [False, False, False])
-    logits, centers = model.logits(samples).detach(), bin_centers(model.config)
+    model = policy()
+    samples = batch([0.0, 1.0, 0.3], [False, False, False])
+    logits = model.logits(samples).detach()
+    centers = bin_centers(model.config)
     with torch.no_grad():
         losses = model.losses(samples, {}, terms=("value", "l1", "accuracy"))
     for row, value in enumerate([0.0, 1.0, 0.3]):
@@ -82,7 +84,8 @@ def test_losses_and_figures_of_a_sample() -> None:
 
 
 def test_unknown_returns_count_nothing() -> None:
-    model, known = policy(), batch([0.2, 1.0], [False, False])
+    model = policy()
+    known = batch([0.2, 1.0], [False, False])
     masked = batch([0.2, math.nan], [False, True])
     losses = model.losses(masked, {}, terms=("value", "l1", "accuracy"))
     assert {term: loss.count.tolist() for term, loss in losses.items()} == {term: [1, 0] for term in losses}
@@ -97,7 +100,8 @@ def test_unknown_returns_count_nothing() -> None:
 
 
 def test_saved_value_function_is_equal_and_does_not_act(tmp_path: Any) -> None:
-    model, samples = policy(), batch([0.0, 1.0], [False, False])
+    model = policy()
+    samples = batch([0.0, 1.0], [False, False])
     model.save(tmp_path / "value")
     loaded = load(tmp_path / "value")
     assert isinstance(loaded, ValuePolicy)

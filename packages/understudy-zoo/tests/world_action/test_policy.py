@@ -53,7 +53,8 @@ def drawn(made: Any) -> Any:
 
 
 def lessons(modes: list[str]) -> dict[str, Any]:
-    count, generator = len(modes), torch.Generator().manual_seed(3)
+    count = len(modes)
+    generator = torch.Generator().manual_seed(3)
     batch: dict[str, Any] = {"task": [f"task {number % 2}" for number in range(count)]}
     batch["action"] = torch.randn(count, 4, 3, generator=generator)
     batch["action_is_pad"] = torch.zeros(count, 4, dtype=torch.bool)
@@ -115,7 +116,8 @@ def test_each_mode_trains_its_streams_alone() -> None:
 
 def test_policy_computes_as_pi05_whatever_the_future_adds() -> None:
     """In training, in validation and to act: loss, gradients of the action loss, and actions."""
-    model, batch = policy(), lessons([POLICY, POLICY, POLICY])
+    model = policy()
+    batch = lessons([POLICY, POLICY, POLICY])
     config = {k: v for k, v in vars(model.config).items() if k in Pi05PolicyConfig.__dataclass_fields__ and k != "type"}
     plain = drawn(Pi05Policy(Pi05PolicyConfig(**config | {"future": False}), UNITS))
     weights = {name: value for name, value in model.state_dict().items() if not name.startswith("future.")}
@@ -141,9 +143,11 @@ def _actions(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def test_packed_tokens_have_the_losses_of_padded_ones() -> None:
-    model, batch = policy(), lessons([POLICY, FORWARD, INVERSE])
+    model = policy()
+    batch = lessons([POLICY, FORWARD, INVERSE])
     batch["wrist_is_missing"] = torch.tensor([False, True, False])
-    padded, sizes = losses(model, batch), model.tokens(batch)
+    padded = losses(model, batch)
+    sizes = model.tokens(batch)
     model.packs = True
     packed = losses(model, batch)
     for term, (sums, counts) in padded.items():
@@ -156,7 +160,8 @@ def test_packed_tokens_have_the_losses_of_padded_ones() -> None:
 @pytest.mark.parametrize("packs", [False, True])
 def test_the_future_is_sampled_by_the_function_that_is_trained(packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second block predicts the same next to the policy's block, in training, as alone, in sampling."""
-    model, batch = policy(noise_samples=1).eval(), lessons([FORWARD, FORWARD])
+    model = policy(noise_samples=1).eval()
+    batch = lessons([FORWARD, FORWARD])
     model.packs = packs
     calls: dict[str, Any] = {}
 
@@ -170,7 +175,9 @@ def test_the_future_is_sampled_by_the_function_that_is_trained(packs: bool, monk
         monkeypatch.setattr(owner, name, call)
         return plain
 
-    suffix, read, _ = keep(model.future, "suffix"), keep(model.future, "read"), keep(model, "run")
+    suffix = keep(model.future, "suffix")
+    read = keep(model.future, "read")
+    _ = keep(model, "run")
     model.losses(batch, numbers(model, 2))
     trained, _ = calls["read"][1]
     alone = suffix(*calls["suffix"][0][:4])
@@ -182,7 +189,8 @@ def test_the_future_is_sampled_by_the_function_that_is_trained(packs: bool, monk
 
 def test_a_policy_without_a_future_predicts_actions_alone() -> None:
     """`mode: policy` is the default of a run: no loss of a future is trained beside the actions."""
-    model, batch = policy(future=False), lessons([POLICY])
+    model = policy(future=False)
+    batch = lessons([POLICY])
     assert (model.loss_terms, model.modes) == (("flow",), (POLICY,))
     assert not [name for name, _ in model.named_parameters() if name.startswith("future.")]
     assert list(losses(model, now(batch) | _actions(batch))) == ["flow"]
@@ -193,7 +201,8 @@ def test_a_policy_without_a_future_predicts_actions_alone() -> None:
 
 def test_given_streams_reach_the_others_without_noise() -> None:
     """The noise of the given stream changes nothing; its content changes the others. Predicted streams are noisy."""
-    model, batch = policy().eval(), lessons([FORWARD, INVERSE])
+    model = policy().eval()
+    batch = lessons([FORWARD, INVERSE])
     draws = numbers(model, 2)
     plain = model.losses(batch, draws)
     for name, row in (("flow noise", 0), ("dynamics noise", 1), ("images noise", 1)):
@@ -209,14 +218,17 @@ def test_given_streams_reach_the_others_without_noise() -> None:
 
 
 def test_padded_slots_and_missing_cameras_reach_nothing() -> None:
-    model, batch = policy(), lessons([POLICY, POLICY])
+    model = policy()
+    batch = lessons([POLICY, POLICY])
     batch["action_is_pad"][0, 3:] = batch["observation.state_is_pad"][0, 4:] = True
     batch["front_is_pad"][0, 2:] = batch["wrist_is_pad"][0, 2:] = True
     batch["wrist_is_missing"] = torch.tensor([False, True])
     plain = losses(model, batch)
-    action, state = batch["action"].clone(), batch["observation.state"].clone()
+    action = batch["action"].clone()
+    state = batch["observation.state"].clone()
     action[0, 3:] = state[0, 4:] = float("nan")
-    front, wrist = batch["front"].clone(), batch["wrist"].clone()
+    front = batch["front"].clone()
+    wrist = batch["wrist"].clone()
     front[0, 2] = wrist[0, 2] = 255
     wrist[1] = 255
     hidden = {"action": action, "observation.state": state, "front": front, "wrist": wrist}
@@ -228,7 +240,8 @@ def test_padded_slots_and_missing_cameras_reach_nothing() -> None:
 
 
 def test_a_sample_does_not_depend_on_its_neighbours() -> None:
-    model, batch = policy(), lessons([POLICY, FORWARD, INVERSE])
+    model = policy()
+    batch = lessons([POLICY, FORWARD, INVERSE])
     draws = numbers(model, 3)
     together = model.losses(batch, draws)
     for row in range(3):
@@ -253,7 +266,8 @@ def test_fresh_weights_imagine_the_present() -> None:
 
 
 def test_futures_of_mode_policy_follow_its_own_actions() -> None:
-    model, batch = policy(), lessons([POLICY])
+    model = policy()
+    batch = lessons([POLICY])
     draws = numbers(model, 1, "act")
     own = model.imagine(now(batch), draws, steps=2, mode=POLICY)
     actions = model.act(now(batch), draws, steps=2)
@@ -262,7 +276,8 @@ def test_futures_of_mode_policy_follow_its_own_actions() -> None:
 
 
 def test_actions_that_a_future_implies_are_sampled_from_it() -> None:
-    model, batch = policy(), lessons([INVERSE])
+    model = policy()
+    batch = lessons([INVERSE])
     draws = numbers(model, 1, "act")
     given = model.act(batch, draws, steps=2, mode=INVERSE)
     assert given.shape == (1, 4, 3)
@@ -277,7 +292,8 @@ def test_actions_that_a_future_implies_are_sampled_from_it() -> None:
 
 def test_every_weight_of_the_future_is_trained() -> None:
     """Beside the last layer of the language tower, which the released files have, every parameter has a gradient."""
-    model, batch = policy(), lessons([POLICY, FORWARD, INVERSE])
+    model = policy()
+    batch = lessons([POLICY, FORWARD, INVERSE])
     scalar(model.losses(batch, numbers(model, 3))).backward()  # type: ignore[no-untyped-call]
     idle = {name for name, parameter in model.named_parameters() if parameter.grad is None}
     assert idle
@@ -312,7 +328,8 @@ def test_images_have_noisier_times_than_vectors_and_end_clean() -> None:
 @pytest.mark.long
 def test_a_few_samples_are_learnt_in_every_mode() -> None:
     """300 steps on three samples: each loss falls to less than a third."""
-    model, batch = policy(), lessons([POLICY, FORWARD, INVERSE])
+    model = policy()
+    batch = lessons([POLICY, FORWARD, INVERSE])
     draws = numbers(model, 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     series = []
@@ -327,7 +344,8 @@ def test_a_few_samples_are_learnt_in_every_mode() -> None:
 
 def test_text_to_predict_is_next_to_a_future() -> None:
     """Its loss joins the others, and every stream sees the response."""
-    model, batch = policy(response_tokens=3, insulation=False), lessons([POLICY, FORWARD, INVERSE])
+    model = policy(response_tokens=3, insulation=False)
+    batch = lessons([POLICY, FORWARD, INVERSE])
     batch["response_tokens"] = torch.tensor([[5, 6, 1], [7, 1, 0], [8, 9, 1]])
     batch["response_is_pad"] = batch["response_tokens"] == 0
     draws = numbers(model, 3)

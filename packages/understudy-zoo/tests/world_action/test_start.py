@@ -50,7 +50,8 @@ def test_run_starts_from_weights_of_pi05(files: Path, tmp_path: Path, rank: int,
     """With a rate of almost 0 the shared weights stay those of pi0.5."""
     changes: dict[str, Any] = {"optim": {"lr": 1e-12, "weight_decay": 0.0}} if not rank else {"lora": {"rank": rank}}
     assert run.train(started(files, tmp_path / "r", max_num_tokens=1000, mode=mode, **changes)) == run.DONE
-    made, source = load(tmp_path / "r/policy"), load(files / "pi05/policy")
+    made = load(tmp_path / "r/policy")
+    source = load(files / "pi05/policy")
     assert isinstance(made, WorldActionPolicy)
     assert made.imagines == (mode == "joint")
     shared = dict(source.named_parameters())
@@ -135,7 +136,8 @@ def test_run_starts_from_weights_of_a_world_action_model(files: Path, tmp_path: 
     first = tmp_path / "first/policy"
     config = started(files, tmp_path / "r", policy={"weights": str(first)}, optim={"lr": 1e-12, "weight_decay": 0.0})
     assert run.train(config) == run.DONE
-    made, source = load(tmp_path / "r/policy"), dict(load(first).named_parameters())
+    made = load(tmp_path / "r/policy")
+    source = dict(load(first).named_parameters())
     assert any(name.startswith("future.") for name in source) == (mode == "joint")
     for name, value in source.items():
         torch.testing.assert_close(made.get_parameter(name), value, rtol=0, atol=1e-9)

@@ -38,7 +38,8 @@ def torch_device(name: str) -> torch.device:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"device: {name}: {missing_cuda()}; or use --device cpu")
-        count, index = torch.cuda.device_count(), device.index or 0
+        count = torch.cuda.device_count()
+        index = device.index or 0
         if index >= count:
             raise ConfigError(f"device: {name}: this machine has the devices cuda:0 to cuda:{count - 1} for torch")
         if lack := missing_kernels(index):

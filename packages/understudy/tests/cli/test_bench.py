@@ -19,7 +19,8 @@ from understudy_data.load.images import clip_reader
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_kit.cli import main
 
-TOP, WRIST = "observation.images.top", "observation.images.wrist"
+TOP = "observation.images.top"
+WRIST = "observation.images.wrist"
 FAST = {"seconds": 0.05, "rounds": 1, "batch_size": 8, "chunk_size": 4}
 
 

@@ -79,7 +79,8 @@ def test_a_recorded_episode_has_no_mismatch(trained: Path, data: Path) -> None:
 
 def test_strict_names_a_missing_input_as_a_difference(trained: Path, data: Path) -> None:
     seen = observations(data)[0]
-    policy, lenient = us.load_policy(trained, contract="strict"), us.load_policy(trained, contract="off")
+    policy = us.load_policy(trained, contract="strict")
+    lenient = us.load_policy(trained, contract="off")
     for key in seen:
         lacking = {other: value for other, value in seen.items() if other != key}
         for call in (policy.act, policy.select_action):
@@ -142,7 +143,8 @@ def test_checks_change_no_action(trained: Path, data: Path) -> None:
 
 
 def test_select_action_keeps_the_chunk(trained: Path, data: Path) -> None:
-    policy, seen = us.load_policy(trained), observations(data)
+    policy = us.load_policy(trained)
+    seen = observations(data)
     policy.reset()
     torch.manual_seed(0)
     taken = [policy.select_action(each, horizon=2) for each in seen[:3]]

@@ -105,7 +105,9 @@ def test_recomputed_blocks_draw_the_numbers_of_their_forward_pass(kept: Checkpoi
 
 
 def test_selective_computes_again_what_is_cheap_and_full_all() -> None:
-    none, selective, full = computed("none"), computed("selective"), computed("full")
+    none = computed("none")
+    selective = computed("selective")
+    full = computed("full")
     dear = ("addmm", "convolution")
     assert all(none[name] > 0 for name in dear)
     assert [selective[name] for name in dear] == [none[name] for name in dear]
@@ -255,7 +257,8 @@ def test_a_block_with_many_variants_stays_compiled(monkeypatch: pytest.MonkeyPat
 
     compile_module = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda self: compile_module(self, backend=backend))
-    plain, block = Block(), Block()
+    plain = Block()
+    block = Block()
     with torch._dynamo.config.patch(recompile_limit=8):  # pytest's monkeypatch would hide the setting afterwards
         plain.compile()
         assert compiled_variants(plain) < 20  # torch's limit: it runs the others uncompiled

@@ -241,7 +241,8 @@ def test_launch_reports_the_failed_ranks(
 
 
 def test_launch_reports_the_cause_behind_the_first_exit(capfd: pytest.CaptureFixture) -> None:
-    noticed, reason = launcher.Rank(0, 2, code=1), launcher.Rank(1, 2, code=2, tail=bytearray(b"the image is bad"))
+    noticed = launcher.Rank(0, 2, code=1)
+    reason = launcher.Rank(1, 2, code=2, tail=bytearray(b"the image is bad"))
     for rank in (noticed, reason):
         rank.process = SimpleNamespace(pid=1)  # type: ignore[assignment]
     assert launcher.report_failure([noticed, reason], [], "understudy") == 1
@@ -254,7 +255,10 @@ def test_launch_ends_after_a_signal_at_the_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The rest of the wait is negative when the handler returns."""
-    failed, stays, may_leave, left = launcher.Rank(0, 2, code=1), launcher.Rank(1, 2), threading.Event(), []
+    failed = launcher.Rank(0, 2, code=1)
+    stays = launcher.Rank(1, 2)
+    may_leave = threading.Event()
+    left = []
     failed.process = SimpleNamespace(pid=1, poll=lambda: 1, wait=lambda _: 1)  # type: ignore[assignment]
     failed.wait = lambda ended: ended.put(failed)  # type: ignore[method-assign]
 

@@ -69,7 +69,8 @@ def last_step(run: Path) -> int:
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds ranks in /proc")
 def test_two_processes_stopped_killed_and_resumed(tmp_path: Path, begun: list[Command]) -> None:
-    run, file = tmp_path / "run", tmp_path / "c.yaml"
+    run = tmp_path / "run"
+    file = tmp_path / "c.yaml"
     config = tiny_config(tiny_dataset(tmp_path / "dataset"), run, steps=STEPS, val={"every": 0}, log={"report": False})
     file.write_text(dump_yaml(config))
 

@@ -85,7 +85,9 @@ def test_ended_in_calls_leaves_a_signal_to_its_handler() -> None:
 
 def leaves_apart(data: Path, out: Path) -> int:
     """Rank 0 gets a signal while it joins, rank 1 as soon as it has joined."""
-    rank, together, first = int(os.environ["RANK"]), Mesh.together, Mesh.first
+    rank = int(os.environ["RANK"])
+    together = Mesh.together
+    first = Mesh.first
 
     @contextmanager
     def late(mesh: Mesh) -> Iterator[None]:
@@ -125,7 +127,8 @@ def wait() -> None:
 
 
 def test_interrupted_by_signals_sends_a_dropped_exception_again() -> None:
-    before, reached = signal.getsignal(signal.SIGTERM), []
+    before = signal.getsignal(signal.SIGTERM)
+    reached = []
 
     def works_on() -> None:
         with interrupted_by_signals():

@@ -34,7 +34,8 @@ def test_a_job_that_is_stopped_goes_back_into_the_queue_and_ends(
     monkeypatch.setenv("PYTHONPATH", SOURCES)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")  # no name server knows the virtual hosts
     monkeypatch.setenv("RANKS_PER_NODE", "1")
-    run, file = tmp_path / "run", tmp_path / "c.yaml"
+    run = tmp_path / "run"
+    file = tmp_path / "c.yaml"
     config = tiny_config(
         tiny_dataset(tmp_path / "dataset"), run, val={"every": 0}, log={"report": False}, checkpoint={"every": 10_000}
     )

@@ -201,7 +201,8 @@ def test_dataset_comes_back_and_opens_by_its_id(
 def test_pulled_file_that_was_changed_is_fetched_again(hub: WritableHub, tmp_path: Path) -> None:
     folder = saved(tmp_path / "policy")
     assert main(["push", str(folder), "--to", "hf://me/policy"]) == 0
-    repo, sound = hub.repos["models/me/policy"], (folder / "model.safetensors").read_bytes()
+    repo = hub.repos["models/me/policy"]
+    sound = (folder / "model.safetensors").read_bytes()
     repo.add({"model.safetensors": sound[:-1] + bytes([sound[-1] ^ 1])})
     with refused("model.safetensors", kind=ConfigError):
         pull(HubId("me/policy"), tmp_path / "back")
@@ -223,7 +224,8 @@ def test_policy_that_was_changed_is_not_published(
         for name in ("config.yaml", "order.json"):
             (tmp_path / "own" / name).write_text("{}")
         (tmp_path / "own" / "checkpoints" / "step-00000001").mkdir(parents=True)
-    config, sums = folder / "config.json", folder / checksums.FILE
+    config = folder / "config.json"
+    sums = folder / checksums.FILE
     config.write_text(config.read_text() + "\n")
     command = ["push", str(tmp_path / "own"), "--to", "hf://me/own"]
     assert main(command) == WRONG_INPUT
@@ -261,7 +263,8 @@ def test_pull_replaces_no_folder(hub: WritableHub, tmp_path: Path, capsys: pytes
 
 def test_stopped_pull_continues_after_another_commit(hub: WritableHub, tmp_path: Path) -> None:
     assert main(["push", str(saved(tmp_path / "policy")), "--to", "hf://me/policy"]) == 0
-    repo, hub.broken = hub.repos["models/me/policy"], "normalisation"
+    repo = hub.repos["models/me/policy"]
+    hub.broken = "normalisation"
     repo.add({"old.txt": b"of the first commit"})
     assert main(["pull", "hf://me/policy", "--output-dir", "copy"]) == WRONG_INPUT
     repo.add({"old.txt": None, "new.txt": b"of the second commit"})

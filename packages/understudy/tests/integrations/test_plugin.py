@@ -87,7 +87,8 @@ def test_log_of_a_training_has_a_line_of_the_plugin(data: Path, caplog: pytest.L
 
 
 def test_resumed_run_gets_the_next_batches(data: Path) -> None:
-    whole, resumed = script(data), script(data)
+    whole = script(data)
+    resumed = script(data)
     install(whole)
     install(resumed)
     indices = [next(own)["index"].tolist() for own in [batches(whole)] for _ in range(8)]
@@ -102,7 +103,8 @@ def test_order_file_is_written_before_the_first_batch_and_then_played(
         install(found)
         return [next(own)["index"].tolist() for own in [batches(found, step, seed)] for _ in range(9 - step)]
 
-    usual, file = indices(), data.parent / "order.parquet"
+    usual = indices()
+    file = data.parent / "order.parquet"
     monkeypatch.setenv(ORDER_FILE, str(file))
     assert indices() == usual
     written = file.read_bytes()
@@ -140,7 +142,8 @@ def test_wrapped_dataset_is_refused(data: Path) -> None:
 
 def test_evaluation_loader_stays(data: Path) -> None:
     found: Any = script(data)
-    make, held = found.make_train_eval_datasets, SimpleNamespace()
+    make = found.make_train_eval_datasets
+    held = SimpleNamespace()
     found.make_train_eval_datasets = lambda config: (make(config)[0], held)
     install(found)
     found.make_train_eval_datasets(config())

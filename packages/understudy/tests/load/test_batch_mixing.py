@@ -107,7 +107,8 @@ def test_order_explain_takes_a_file_without_a_whole_batch_as_one(
 def test_order_explain_measures_the_steps_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Steps of 4 rows of one episode: their design effect, at any --batch-size, and with the dataset."""
     write_dataset(tmp_path / "set", Spec(lengths=(4,) * 16, cameras=()))
-    episodes, frames = np.repeat(np.arange(16), 4), np.tile(np.arange(4), 16)
+    episodes = np.repeat(np.arange(16), 4)
+    frames = np.tile(np.arange(4), 16)
     table = pa.table({"episode": episodes, "frame": frames, "step": episodes})
     pq.write_table(table, tmp_path / "order.parquet")
     effect = float(design_effect(np.zeros((1, 4), int), np.arange(4)[None])[0])

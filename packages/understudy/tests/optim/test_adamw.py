@@ -103,7 +103,8 @@ def test_pure_bfloat16_adamw_leaves_most_weights_where_they_were_and_split_does_
     """The failure this exists for: at a fine-tuning rate most updates are below half a unit in the last place."""
     generator = torch.Generator().manual_seed(0)
     start = (torch.randn(20000, generator=generator) * 0.05).to(torch.bfloat16)
-    pure, live = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    pure = nn.Parameter(start.clone())
+    live = nn.Parameter(start.clone())
     ours = Float32AdamW([live], lr=2.5e-5, weight_decay=0.0)
     theirs = torch.optim.AdamW([pure], lr=2.5e-5, weight_decay=0.0)
     drift = torch.randn(20000, generator=generator)
@@ -194,7 +195,8 @@ def test_a_state_of_another_kind_is_refused_by_name() -> None:
 
 def test_masters_given_before_the_cast_are_kept() -> None:
     values, live = model_like(torch.bfloat16)
-    kept, dropped = Float32AdamW(live.items(), masters=values), Float32AdamW(live.items())
+    kept = Float32AdamW(live.items(), masters=values)
+    dropped = Float32AdamW(live.items())
     assert torch.equal(kept.master(live["matrix"]), values["matrix"])
     assert not torch.equal(dropped.master(live["matrix"]), values["matrix"])
     with refused("kernel", "bfloat16", kind=ValueError):

@@ -72,7 +72,8 @@ def test_split_and_join_are_a_bijection_on_all_words() -> None:
     words = torch.arange(1 << 22, dtype=torch.int32)
     for low in range(-(1 << 31), 1 << 31, 1 << 22):
         x = (words + low).view(torch.float32)
-        back, nan = bits(join(*split(x))), x.isnan()
+        back = bits(join(*split(x)))
+        nan = x.isnan()
         assert bool(torch.where(nan, back == 0x7FC00000, back == bits(x)).all())
 
 
@@ -114,7 +115,8 @@ def test_the_pointwise_step_is_the_same_adamw_to_rounding() -> None:
     ours = [t.clone() for t in (hi, lo, m, v)]
     rest = (torch.tensor(0.5), torch.tensor(0.0))
     for step in range(1, 51):
-        t, lr = torch.tensor(float(step)), 1e-3 / step
+        t = torch.tensor(float(step))
+        lr = 1e-3 / step
         adamw_split_(theirs[0], theirs[1], grad, theirs[2], theirs[3], t, lr, *rest, **HYPER)
         adamw_split_pointwise_(ours[0], ours[1], grad, ours[2], ours[3], t, *rest, hyper(lr))
     torch.testing.assert_close(join(ours[0], ours[1]), join(theirs[0], theirs[1]), rtol=1e-5, atol=1e-8)

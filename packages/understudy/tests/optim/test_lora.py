@@ -59,14 +59,16 @@ def disturb(policy: FlowPolicy, std: float = 0.05) -> None:
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_fresh_adapters_change_no_bit(compute: str) -> None:
-    plain, policy = policies.policy(compute=compute), adapted(compute=compute)
+    plain = policies.policy(compute=compute)
+    policy = adapted(compute=compute)
     assert torch.equal(loss_of(plain), loss_of(policy))
     disturb(policy)
     assert not torch.equal(loss_of(plain), loss_of(policy)), "the control: adapters that are not 0 do"
 
 
 def test_names_are_those_of_the_network_and_two_per_layer() -> None:
-    plain, policy = policies.policy(), adapted()
+    plain = policies.policy()
+    policy = adapted()
     linear = [name for name, module in plain.named_modules() if isinstance(module, nn.Linear)]
     assert list(adapted_layers(policy)) == linear
     added = {f"{name}.{kind}" for name in linear for kind in ("lora_a", "lora_b")}
@@ -94,7 +96,8 @@ def test_rank_0_changes_nothing() -> None:
 
 
 def test_an_adapter_does_not_depend_on_other_layers() -> None:
-    everything, one = adapted(), adapted(targets=("layers.1.shrink",))
+    everything = adapted()
+    one = adapted(targets=("layers.1.shrink",))
     a = one.get_parameter("layers.1.shrink.lora_a")
     assert torch.equal(a, everything.get_parameter("layers.1.shrink.lora_a"))
     other = policies.policy()
@@ -157,7 +160,8 @@ def test_adapters_of_a_network_on_the_meta_device_have_values_unless_that_is_the
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-split"])
 def test_optimizer_state_is_that_of_the_adapters(precision: Any) -> None:
-    policy, config = adapted(rank := 4, compute=compute_dtype(precision)), TrainConfig(precision=precision)
+    policy = adapted(rank := 4, compute=compute_dtype(precision))
+    config = TrainConfig(precision=precision)
     base = {name: p.detach().clone() for name, p in policy.named_parameters() if not p.requires_grad}
     optimizer = make_optimizer(policy, config, store(policy, config))
     size = sum(rank * (layer.in_features + layer.out_features) for layer in adapted_layers(policy).values())
@@ -202,7 +206,8 @@ def test_documented_bytes_are_those_of_the_policy() -> None:
 def test_the_average_shares_frozen_weights_and_checkpoints_hold_them_once() -> None:
     policy = adapted()
     average = make_average(policy)
-    mine, theirs = dict(policy.named_parameters()), dict(average.named_parameters())
+    mine = dict(policy.named_parameters())
+    theirs = dict(average.named_parameters())
     assert {n for n in mine if mine[n].data_ptr() == theirs[n].data_ptr()} == set(policies.policy().state_dict()) - {
         name for name, _ in policy.named_buffers()
     }

@@ -85,10 +85,12 @@ def test_master_equals_the_float32_optimizer_bit_for_bit(kind: str) -> None:
             return torch.optim.Adagrad(params, lr=1e-2, initial_accumulator_value=0.125)
         return adamw(params, foreach=kind == "foreach", fused=kind == "fused")
 
-    truth, live = network(), network()
+    truth = network()
+    live = network()
     masters = {name: p.detach().clone() for name, p in live.named_parameters()}
     live.bfloat16()
-    ours, theirs = MasterWeights(build(live.named_parameters()), masters=masters), build(truth.parameters())
+    ours = MasterWeights(build(live.named_parameters()), masters=masters)
+    theirs = build(truth.parameters())
     schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 1000) for o in (ours, theirs)]
     for step in range(1000 if kind == "fused" else 200):
         for p, q, grad in zip(live.parameters(), truth.parameters(), gradients(live, step)):
@@ -128,10 +130,12 @@ def test_masters_taken_before_the_cast_keep_the_pretrained_bits() -> None:
 
 
 def test_other_dtypes_are_stepped_as_they_are() -> None:
-    model, truth = network(), network()
+    model = network()
+    truth = network()
     model[0].bfloat16()
     truth[0].load_state_dict({k: v.float() for k, v in model[0].state_dict().items()})
-    ours, theirs = MasterWeights(adamw(model.parameters())), adamw(truth.parameters())
+    ours = MasterWeights(adamw(model.parameters()))
+    theirs = adamw(truth.parameters())
     for step in range(20):
         for p, q, grad in zip(model.parameters(), truth.parameters(), gradients(model, step)):
             p.grad, q.grad = grad.to(p.dtype, copy=True), grad.float()
@@ -331,8 +335,10 @@ def test_names_decide_and_not_the_order() -> None:
         ]
         return MasterWeights(adamw(groups[::-1] if turned else groups))
 
-    model, other = network().bfloat16(), network(1).bfloat16()
-    ours, turned = build(model, False), build(other, True)
+    model = network().bfloat16()
+    other = network(1).bfloat16()
+    ours = build(model, False)
+    turned = build(other, True)
     run(model, ours, range(5))
     turned.load_state_dict(saved(ours.state_dict()))
     assert same(model, ours, other, turned)
@@ -350,8 +356,10 @@ def test_names_decide_and_not_the_order() -> None:
 
 
 def test_without_names_order_and_shape_must_agree() -> None:
-    model, other = network().bfloat16(), network(1).bfloat16()
-    ours, theirs = MasterWeights(adamw(model.parameters())), MasterWeights(adamw(other.parameters()))
+    model = network().bfloat16()
+    other = network(1).bfloat16()
+    ours = MasterWeights(adamw(model.parameters()))
+    theirs = MasterWeights(adamw(other.parameters()))
     run(model, ours, range(2))
     theirs.load_state_dict(saved(ours.state_dict()))
     assert same(model, ours, other, theirs)
@@ -442,7 +450,8 @@ def test_what_cannot_work_is_refused() -> None:
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
 def test_names_are_those_of_the_bare_model(prefix: str) -> None:
-    model, other = network().bfloat16(), network(1).bfloat16()
+    model = network().bfloat16()
+    other = network(1).bfloat16()
     ours = MasterWeights(adamw([(prefix + name, p) for name, p in model.named_parameters()]))
     run(model, ours, range(3))
     bare = MasterWeights(adamw(other.named_parameters()))
@@ -638,7 +647,8 @@ def test_accelerate_accumulates_schedules_saves_and_resumes(tmp_path: Path) -> N
     try:
         first = prepared(0)
         train(*first, range(10))
-        model, ours = first[2], first[1]
+        model = first[2]
+        ours = first[1]
         assert int(ours.state[model[0].weight]["step"]) == 5, "every second call is a step"
         assert ours.param_groups[0]["lr"] == pytest.approx(1e-2 * 0.9**5)
         check_moments(ours)

@@ -22,7 +22,8 @@ SEEN = {
     "task": "pick up the red block",
 }
 FACTS = arm_contract().robots["arm"].action
-LOW, HIGH = FACTS.low - FACTS.margin, FACTS.high + FACTS.margin
+LOW = FACTS.low - FACTS.margin
+HIGH = FACTS.high + FACTS.margin
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def chunk(folder: Path, bounds: Any, contract: Any = "off", scale: float = 0.6) -> tuple[RobotPolicy, np.ndarray]:
     """A chunk of a policy whose actions are `scale` times as far from the center as the network's."""
     policy = us.load_policy(folder, head="arm", contract=contract, action_bounds=bounds)
-    original, center = policy.policy.act, torch.as_tensor(FACTS.center, dtype=torch.float32)
+    original = policy.policy.act
+    center = torch.as_tensor(FACTS.center, dtype=torch.float32)
     policy.policy.act = lambda *args, **options: (original(*args, **options) - center) * scale + center  # type: ignore[method-assign]
     policy.reset(seed=1)
     return policy, policy.act(SEEN)

@@ -27,7 +27,8 @@ def test_negative_control_a_mask_after_the_square_lets_nan_into_the_gradient() -
 
 def test_matches_a_loop_over_the_elements() -> None:
     torch.manual_seed(3)
-    predicted, target = torch.randn(3, 2, 4, 2), torch.randn(3, 2, 4, 2)
+    predicted = torch.randn(3, 2, 4, 2)
+    target = torch.randn(3, 2, 4, 2)
     pad = torch.rand(3, 4) < 0.4
     loss = masked_squared_error(predicted, target, pad)
     for b in range(3):

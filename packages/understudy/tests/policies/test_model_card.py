@@ -42,7 +42,8 @@ def test_texts_of_a_dataset_have_no_effect_in_a_card() -> None:
     evil = "`<img src=x onerror=alert(1)>` [x](javascript:y)\n# forged | a\x1b[2J"
     names = ("<b>", "a|b\n|c|")
     figures = {name: np.ones(2) for name in ("mean", "std", "min", "max", "q01", "q99")}
-    vector, camera = VectorFacts(evil, names, figures), CameraFacts(evil, (4, 4))
+    vector = VectorFacts(evil, names, figures)
+    camera = CameraFacts(evil, (4, 4))
     facts = RobotFacts(30, 4, evil, evil, vector, vector, {evil: camera}, (evil, ""), 0, 1)
     contract = Contract({evil: facts, "b": facts}, {"run": evil, "datasets": [evil]}).to_json()
     text = make_card({"type": "flow"}, 3, contract)

@@ -70,7 +70,8 @@ def test_a_copy_of_a_history_leaves_it_as_it_is() -> None:
 
 
 def test_observations_are_copied() -> None:
-    history, buffer = ObservationHistory({KEY: (-0.1, 0.0)}, fps=10), image(1)
+    history = ObservationHistory({KEY: (-0.1, 0.0)}, fps=10)
+    buffer = image(1)
     history.add({KEY: buffer})
     buffer[:] = 2
     history.add({KEY: buffer})

@@ -92,7 +92,8 @@ def test_a_save_that_breaks_off_leaves_the_old_policy(tmp_path: Path, monkeypatc
 
 def _killed(target: Path, at: int) -> None:
     """Save a policy in a process that is killed before a rename."""
-    rename, count = os.rename, itertools.count(1)
+    rename = os.rename
+    count = itertools.count(1)
 
     def killing(*paths: Any) -> None:
         if next(count) == at:
@@ -295,7 +296,8 @@ def damaged(value: Any, wrong: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", ["normalisation.json", "config.json", "contract.json"])
 def test_wrong_value_in_a_file_is_one_clean_error(name: str, tmp_path: Path) -> None:
-    path, draw = editable(write_arm_policy(tmp_path / "policy")) / name, random.Random(name)
+    path = editable(write_arm_policy(tmp_path / "policy")) / name
+    draw = random.Random(name)
     stored = json.loads(path.read_text())
     for wrong in WRONG:
         copies = list(damaged(stored, wrong))

@@ -82,12 +82,14 @@ def test_paired_difference_by_hand() -> None:
 
 def test_paired_difference_of_a_constant_has_no_width() -> None:
     """The same hard episodes in both runs, one of them worse by 1 per element."""
-    one, other = sums([2, 40, 9], [1, 2, 3]), sums([1, 38, 6], [1, 2, 3])
+    one = sums([2, 40, 9], [1, 2, 3])
+    other = sums([1, 38, 6], [1, 2, 3])
     assert paired_difference(one, other) == (pytest.approx(1), pytest.approx([1, 1]))
 
 
 def test_paired_difference_of_a_source_or_an_episode() -> None:
-    one, other = sums([1, 2, 6]), sums([0, 2, 4])
+    one = sums([1, 2, 6])
+    other = sums([0, 2, 4])
     assert paired_difference(one, other, "a") is not None
     assert paired_difference(one, other, "b") == (2, None)
     assert one.loss("a") == 1.5

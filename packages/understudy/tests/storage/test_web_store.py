@@ -29,7 +29,8 @@ from understudy_data.video.reader import open_video
 from understudy_kit.cli import main
 from understudy_kit.config.schema import dump_yaml
 
-TOP, SIDE_CAM = "observation.images.top", "observation.images.side"
+TOP = "observation.images.top"
+SIDE_CAM = "observation.images.side"
 QUICK = RetryPolicy(deadline=120.0, stall=60.0, initial_backoff=0.001, max_backoff=0.01)
 
 
@@ -61,7 +62,8 @@ def same(there: Catalog, here: Path) -> None:
     local = Catalog.open(here)
     assert there.report() == local.report()
     assert there.camera_keys == local.camera_keys
-    ours, theirs = EpisodeDataset(there), EpisodeDataset(local)
+    ours = EpisodeDataset(there)
+    theirs = EpisodeDataset(local)
     assert len(ours) == len(theirs)
     for data in (ours, pickle.loads(pickle.dumps(ours))):
         got, wanted = (one.batch(*one.locate(np.arange(len(one)))) for one in (data, theirs))
@@ -107,7 +109,8 @@ def test_hub_gives_the_local_samples_at_one_commit(root: Path, tmp_path: Path) -
             options = {"endpoint": hub.url, "token": token}
             return Catalog.open(address, RemoteOptions(storage_options=options, cache=str(tmp_path), retry=QUICK))
 
-        first, address = hub.main, f"hf://datasets/{REPO}/inside"
+        first = hub.main
+        address = f"hf://datasets/{REPO}/inside"
         catalog = opened(address)
         same(catalog, root)
         hub.push(

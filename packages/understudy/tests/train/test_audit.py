@@ -235,7 +235,8 @@ def test_planted_validation_frames_are_found(tmp_path: Path, monkeypatch: pytest
     assert main(["order", "export", str(tmp_path / "run"), str(tmp_path / "order.parquet")]) == 0
     words = ["--validation", "one:1-3", "two:1-3", "--json"]
     assert main(["audit", str(tmp_path / "order.parquet"), *words]) == 1
-    found, file_first = json.loads(capsys.readouterr().out.splitlines()[-1]), first | {"step": first["step"] - 1}
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    file_first = first | {"step": first["step"] - 1}
     assert (found["validation"]["samples"], found["validation"]["first"]) == (sum(seen.values()), file_first)
 
 

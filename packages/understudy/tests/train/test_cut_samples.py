@@ -26,7 +26,8 @@ def test_count_cuts_counts_the_marks_alone() -> None:
 
 
 def test_counts_are_summed_over_ranks_and_printed_once() -> None:
-    mesh, lines = TwoRanks(), list[str]()
+    mesh = TwoRanks()
+    lines = list[str]()
     cuts = CutSamples(mesh, 8, lines.append)  # type: ignore[arg-type]
     assert cuts.add([1, 2], [{"prompt": 0, "response": 0}, {"prompt": 3, "response": 0}]) == [
         {"prompt": 1, "response": 0},
@@ -40,7 +41,8 @@ def test_counts_are_summed_over_ranks_and_printed_once() -> None:
 
 
 def test_a_policy_without_texts_costs_no_exchange() -> None:
-    mesh, lines = TwoRanks(), list[str]()
+    mesh = TwoRanks()
+    lines = list[str]()
     cuts = CutSamples(mesh, 8, lines.append)  # type: ignore[arg-type]
     assert cuts.add([1, 2], [{}, {}]) == [{}, {}]
     cuts.summarize()

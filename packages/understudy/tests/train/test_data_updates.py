@@ -35,7 +35,9 @@ from understudy_kit.cli.main import main
 from understudy_kit.config.schema import override
 
 LENGTHS = (9, 7, 11, 8, 6, 10, 9, 7, 8, 12, 10, 7, 9, 8, 6, 11, 5, 9, 7, 8)
-OLD, MORE, ALL = 10, 16, 20
+OLD = 10
+MORE = 16
+ALL = 20
 SECOND = slice(OLD, MORE)
 
 
@@ -222,8 +224,10 @@ def test_update_on_two_ranks_is_the_same(folder: Path, tmp_path: Path) -> None:
 
 def opens_late(root: Path, out: Path) -> int:
     """Train; the dataset grows between the openings of rank 0 and rank 1."""
-    plain, marker = run.open_data, out.with_name("opened")
-    rank, opened = int(os.environ["RANK"]), []
+    plain = run.open_data
+    marker = out.with_name("opened")
+    rank = int(os.environ["RANK"])
+    opened = []
 
     def open_data(*arguments: Any) -> Any:
         while rank == 1 and not opened and not marker.exists():
@@ -240,7 +244,8 @@ def opens_late(root: Path, out: Path) -> int:
 
 
 def test_all_ranks_have_the_episodes_of_rank_0(folder: Path, tmp_path: Path) -> None:
-    root, out = write(tmp_path / "data", OLD), tmp_path / "r"
+    root = write(tmp_path / "data", OLD)
+    out = tmp_path / "r"
     assert in_ranks(2, opens_late, root, out) == [run.DONE] * 2
     assert RunDir(out).read_record()["sources"][0]["last"] == OLD - 1
     assert trained(out, 12) == trained(folder / "held", 12)
@@ -280,7 +285,8 @@ def test_removed_training_episodes_are_refused_by_name(folder: Path, tmp_path: P
     gone = {"begun": trained_on, "grown": [*trained_on, min(used(folder / "grown") - set(range(OLD)))]}
     for name, ids in gone.items():
         out = copied(folder / name, tmp_path / f"{name}-{update}")
-        root, config = tmp_path / f"{name}-data-{update}", RunDir(out).settings()
+        root = tmp_path / f"{name}-data-{update}"
+        config = RunDir(out).settings()
         keep = tuple(episode for episode in range(ALL) if episode not in ids)
         write_dataset(root, Spec(lengths=tuple(LENGTHS[e] for e in keep), ids=keep, gop=4))
         config = replace(config, steps=14, data=replace(config.data, root=str(root), update=update))
@@ -291,7 +297,8 @@ def test_removed_training_episodes_are_refused_by_name(folder: Path, tmp_path: P
 
 
 def test_episodes_that_are_no_longer_selected_are_named(tmp_path: Path) -> None:
-    root, out = write(tmp_path / "data", OLD), tmp_path / "r"
+    root = write(tmp_path / "data", OLD)
+    out = tmp_path / "r"
     rate_episodes(root, success=[True] * OLD)
     config = override(settings(root, out, steps=4), data={"where": "success"})
     with recorded(out, 0, {}):
@@ -317,7 +324,8 @@ def test_update_without_new_episodes_adds_nothing_and_says_so(
 
 
 def test_updated_run_resumes_on_a_renamed_dataset(folder: Path, tmp_path: Path) -> None:
-    out, config = copied(folder / "grown", tmp_path / "r"), RunDir(folder / "grown").settings()
+    out = copied(folder / "grown", tmp_path / "r")
+    config = RunDir(folder / "grown").settings()
     root = str(write(tmp_path / "renamed", MORE))
     assert run.resume(replace(config, output_dir=str(out), steps=13, data=replace(config.data, root=root))) == run.DONE
 

@@ -61,7 +61,8 @@ def rows(out: Path) -> list[tuple[int, str, str]]:
 def test_an_equal_dataset_of_another_version_resumes_and_is_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root, out = written(tmp_path / "data"), tmp_path / "r"
+    root = written(tmp_path / "data")
+    out = tmp_path / "r"
     first = started(root, out)
     assert "meta/info.json" in first["version"]
     assert first["address"] == ""
@@ -87,7 +88,8 @@ def test_versions_are_no_part_of_the_samples(tmp_path: Path) -> None:
 
 
 def test_refusal_of_changed_local_files_names_the_version(tmp_path: Path) -> None:
-    root, out = written(tmp_path / "data"), tmp_path / "r"
+    root = written(tmp_path / "data")
+    out = tmp_path / "r"
     version = started(root, out)["version"]
     config = replace(RunDir(out).settings(), steps=6)
     moved(root, 2.0)
@@ -100,7 +102,8 @@ def test_refusal_of_changed_local_files_names_the_version(tmp_path: Path) -> Non
 
 
 def test_update_records_the_version_with_the_new_episodes(tmp_path: Path) -> None:
-    root, out = written(tmp_path / "data", LENGTHS[:8]), tmp_path / "r"
+    root = written(tmp_path / "data", LENGTHS[:8])
+    out = tmp_path / "r"
     first = started(root, out)["version"]
     shutil.rmtree(root)
     written(root, (*LENGTHS, *LENGTHS[:6]))
@@ -115,7 +118,8 @@ def test_update_records_the_version_with_the_new_episodes(tmp_path: Path) -> Non
 
 
 def test_refusal_names_the_publication_that_is_read_again(tmp_path: Path) -> None:
-    place, out = tmp_path / "all", tmp_path / "r"
+    place = tmp_path / "all"
+    out = tmp_path / "r"
     assert main(["publish", str(written(tmp_path / "writer")), str(place)]) == 0
     address = f"{place}@000001"
     assert started(place, out) == {"source": "all", "version": "publication 000001", "address": address}
@@ -148,7 +152,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 
 def test_refusal_names_the_commit_that_is_read_again(hub: HubServer, tmp_path: Path) -> None:
-    out, commit = tmp_path / "r", hub.main
+    out = tmp_path / "r"
+    commit = hub.main
     address = f"hf://datasets/{REPO}@{commit}"
     changes: dict[str, Any] = {"cache": str(tmp_path / "cache")}
     config = override(tiny_config(Path("set"), out, **SHORT), data={"root": f"hf://datasets/{REPO}", **changes})

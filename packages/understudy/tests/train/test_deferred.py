@@ -143,7 +143,8 @@ def test_state_that_exceeds_a_gpu_is_an_error_before_the_run(changes: dict[str, 
 
 def test_weights_that_exceed_the_machine_are_an_error_before_the_run() -> None:
     made = policies.policy()
-    count, half = sum(p.numel() for p in made.parameters()), 0
+    count = sum(p.numel() for p in made.parameters())
+    half = 0
     for name, parameter in made.named_parameters():
         if name.startswith("vision."):
             parameter.requires_grad_(False)
@@ -271,7 +272,8 @@ def growth(folder: str, setting: str) -> int:
     lora = LoraConfig(2).resolved(network.LORA_TARGETS)
     with join_mesh(config := TrainConfig(data=DataConfig(root="d"), device="cpu", lora=lora)) as mesh:
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from the present memory
-        before, given = memory("VmRSS"), None
+        before = memory("VmRSS")
+        given = None
         if setting == "init_from":
             given = read_initial_policy(folder, network).weights
         elif setting == "a whole copy":

@@ -98,7 +98,8 @@ def test_validation_means_are_weighted_by_frame(tmp_path: Path) -> None:
     held = ValidationData.from_sources(open_data(mixed((given, sources[1]), tmp_path / "r")), mixed=True)
     assert held is not None
     rng = np.random.default_rng(0)
-    sums, counts = rng.random(len(held)), rng.integers(1, 9, len(held)).astype(np.float64)
+    sums = rng.random(len(held))
+    counts = rng.integers(1, 9, len(held)).astype(np.float64)
     result = group_losses({"flow": TermSums(sums, counts, sums[None])}, {"flow": 1.0}, held, ["x"] * len(held))
     totals: dict[str, list[Fraction]] = {}
     for s, e, f, own, count in zip(held.source, held.episode, held.frame, sums, counts):

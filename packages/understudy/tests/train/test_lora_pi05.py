@@ -71,7 +71,8 @@ def test_fresh_adapters_change_no_bit_and_alone_have_gradients(tokenizer: Path, 
 @BOTH
 def test_default_targets_leave_out_layers_without_gradient(tokenizer: Path, adaptive: bool) -> None:
     """The test above is the control: with `LORA_TARGETS` some adapters get no gradient."""
-    made, everything = policy(tokenizer, adaptive), adapted(tokenizer, adaptive)[1]
+    made = policy(tokenizer, adaptive)
+    everything = adapted(tokenizer, adaptive)[1]
     config = LoraConfig(4).resolved(made.config.lora_targets)
     names = add_adapters(made, config, (), len, made.config.PARTS)
     disturb(made)
@@ -99,7 +100,8 @@ def test_merged_policy_has_the_own_keys_and_the_same_loss(tokenizer: Path, adapt
     merged = merge_adapters(made.state_dict(), 2.0)
     assert merged.keys() == policy(tokenizer, adaptive).state_dict().keys()
     made.save(tmp_path / "merged", merged)
-    one, two = loss_of(made), loss_of(Pi05Policy.load(tmp_path / "merged"))
+    one = loss_of(made)
+    two = loss_of(Pi05Policy.load(tmp_path / "merged"))
     torch.testing.assert_close(one, two, rtol=1e-5, atol=0)
     assert (loss_of(policy(tokenizer, adaptive)) / one - 1).abs() > 1e-4
 

@@ -24,7 +24,8 @@ from understudy_base.errors import ConfigError
 from understudy_kit.cli.main import main
 from understudy_kit.config.schema import override
 
-RANK, ALPHA = 4, 8.0
+RANK = 4
+ALPHA = 8.0
 ADAPTERS = ("lora_a", "lora_b")
 
 
@@ -58,7 +59,8 @@ def weights(tensors: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
 
 
 def test_checkpoints_hold_the_base_to_the_bit_and_moments_of_adapters_alone(trained: Path, base: Path) -> None:
-    tensors, first = final_tensors(trained), FlowPolicy.load(base).state_dict()
+    tensors = final_tensors(trained)
+    first = FlowPolicy.load(base).state_dict()
     held = weights(tensors, "weights")
     assert {name for name in held if not is_adapter(name)} == set(first)
     assert [name for name in first if not torch.equal(first[name], held[name])] == []
@@ -73,7 +75,8 @@ def test_exported_policy_is_an_ordinary_one(trained: Path, base: Path, tmp_path:
     """Keys and config of the base; the actions of the run's own weights, which validation has."""
     assert main(["export", str(trained), "--output-dir", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out/model.safetensors").read_bytes() == (trained / "policy/model.safetensors").read_bytes()
-    one, two = FlowPolicy.load(base), FlowPolicy.load(trained / "policy")
+    one = FlowPolicy.load(base)
+    two = FlowPolicy.load(trained / "policy")
     assert one.state_dict().keys() == two.state_dict().keys()
     assert json.loads((base / "config.json").read_text()) == json.loads((trained / "policy/config.json").read_text())
     tensors = final_tensors(trained)
@@ -140,7 +143,8 @@ def same_training(one: Path, two: Path) -> None:
     """Assert that two runs had the same losses, adapters and policy; their bases may have different dtypes."""
     assert series(one) == series(two)
     assert series(one, "val") == series(two, "val")
-    first, second = final_tensors(one), final_tensors(two)
+    first = final_tensors(one)
+    second = final_tensors(two)
     assert first.keys() == second.keys()
     assert [name for name in first if not torch.equal(first[name].float(), second[name].float())] == []
     assert (one / "policy/model.safetensors").read_bytes() == (two / "policy/model.safetensors").read_bytes()
@@ -155,7 +159,8 @@ def test_base_of_a_bf16_file_has_the_bits_of_a_float32_base(
         config = settings(data, half, tmp_path / name, lora={"base": name}, precision=precision)
         assert run.train(config) == run.DONE
     same_training(tmp_path / "stored", tmp_path / "float32")
-    narrow, wide = frozen_dtypes(tmp_path / "stored"), frozen_dtypes(tmp_path / "float32")
+    narrow = frozen_dtypes(tmp_path / "stored")
+    wide = frozen_dtypes(tmp_path / "float32")
     assert set(wide) == {torch.float32}
     assert sum(narrow.values()) == sum(wide.values())
     assert narrow[torch.bfloat16] > 0.4 * wide[torch.float32], "vectors and the table of letters stay float32"
@@ -175,7 +180,8 @@ def test_float32_file_is_rounded_once_on_request(
 ) -> None:
     with caplog.at_level("INFO"):
         assert run.train(settings(data, base, tmp_path / "asked", lora={"base": "bfloat16"}, steps=4)) == run.DONE
-    tensors, first = weights(final_tensors(tmp_path / "asked"), "weights"), FlowPolicy.load(base).state_dict()
+    tensors = weights(final_tensors(tmp_path / "asked"), "weights")
+    first = FlowPolicy.load(base).state_dict()
     narrow = {name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16}
     assert all(torch.equal(tensors[name], first[name].bfloat16()) for name in narrow)
     assert all(torch.equal(tensors[name], first[name]) for name in first.keys() - narrow), "all others lose nothing"

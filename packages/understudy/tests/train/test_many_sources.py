@@ -19,7 +19,9 @@ from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_kit.config.schema import validate_new
 
-SOURCES, STEPS, BATCH = 150, 10, 16
+SOURCES = 150
+STEPS = 10
+BATCH = 16
 
 
 def write_list(path: Path, sources: int) -> None:

@@ -153,7 +153,8 @@ def test_limits_change_rounding_alone(whole: Outcome, limits: dict[str, Any], pa
 
 
 def test_an_equal_cut_has_equal_bits() -> None:
-    one, two = flow_step(8, 1, {"max_samples": 2}), flow_step(8, 1, {"micro_batch_size": 2})
+    one = flow_step(8, 1, {"max_samples": 2})
+    two = flow_step(8, 1, {"micro_batch_size": 2})
     assert one[0] == two[0]
     assert all(torch.equal(one[1][name], two[1][name]) for name in two[1])
     assert one[2] == two[2]
@@ -235,7 +236,8 @@ def test_runs_with_a_budget_are_the_same_up_to_rounding(data: Path, tokenizer: P
             assert (record["samples_per_part"] == 4) == (name == "plain")
         page = write_report(tmp_path / name).read_text(encoding="utf-8")
         shown = {label: value for value, label in re.findall(r"<b>([^<]*)</b><span>([^<]*)</span>", page)}
-        tokens, samples = shown["tokens per second, median"], shown["samples per micro-batch"]
+        tokens = shown["tokens per second, median"]
+        samples = shown["samples per micro-batch"]
         logged = series(tmp_path / name, "speed")
         assert tokens == f"{np.median([record['tokens_per_s'] for record in logged]):,.0f}"
         assert samples == f"{np.median([record['samples_per_part'] for record in logged]):.1f}"

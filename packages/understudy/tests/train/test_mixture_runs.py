@@ -89,7 +89,8 @@ def test_killed_mixture_run_is_identical(whole: Path, sources: tuple[SourceConfi
 def test_mixture_shares_are_exact(whole: Path) -> None:
     """Within one sample of weight x positions in each prefix; and the run consumed just these."""
     config = RunDir(whole).settings()
-    data, frozen = open_data(config), RunDir(whole).read_record()
+    data = open_data(config)
+    frozen = RunDir(whole).read_record()
     order = current_order(frozen, None, config, config, data, "order.json")
     source, _, _ = order.locate(np.arange(6000))
     so_far = np.cumsum(np.eye(3, dtype=int)[source], axis=0)
@@ -105,7 +106,8 @@ def test_mixture_shares_are_exact(whole: Path) -> None:
 def test_samples_are_normalized_by_the_head_of_their_source(
     sources: tuple[SourceConfig, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, plain = [], FlowPolicy.losses
+    seen = []
+    plain = FlowPolicy.losses
 
     def losses(self: FlowPolicy, batch: Any, *rest: Any, **more: Any) -> Any:
         if self.training:
@@ -178,11 +180,13 @@ def test_resume_with_new_weights_logs_and_keeps_them(
     assert resumed.consumed(out) == Counter(range(12 * 8))
     assert series(out)[:6] == series(half)
 
-    data, frozen = open_data(RunDir(out).settings()), RunDir(out).read_record()
+    data = open_data(RunDir(out).settings())
+    frozen = RunDir(out).read_record()
     plain = Order.from_json(frozen["order"], data.training)
     config = RunDir(out).settings()
     order = current_order(frozen, state, config, config, data, "")
-    before, after = np.arange(48), np.arange(48, 48 + 800)
+    before = np.arange(48)
+    after = np.arange(48, 48 + 800)
     assert all(np.array_equal(a, b) for a, b in zip(order.locate(before), plain.locate(before)))
     assert np.bincount(order.locate(after)[0]).tolist() == [100, 100, 600]
     for number, part in enumerate(data.training):  # each source's own stream continues: every frame once per epoch

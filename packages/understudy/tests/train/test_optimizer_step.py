@@ -125,7 +125,8 @@ def test_the_schedule_never_leaves_its_bounds_and_never_rises_again(
     step: int, warmup: int, final: float, steps: int, kind: Any
 ) -> None:
     schedule = ScheduleConfig(kind=kind, warmup_steps=warmup, final_lr_ratio=final)
-    here, there = lr_factor(step, schedule, steps), lr_factor(step + 1, schedule, steps)
+    here = lr_factor(step, schedule, steps)
+    there = lr_factor(step + 1, schedule, steps)
     assert 0 <= here <= 1 + 1e-12
     assert there >= here if step + 1 < warmup else there <= here + 1e-12 or step + 1 == warmup
 
@@ -191,11 +192,14 @@ def test_the_gradient_is_that_of_sum_over_count(mesh: Mesh, policy: FlowPolicy, 
     batch = dict(batch, action_is_pad=torch.rand(8, 3, generator=torch.Generator().manual_seed(1)) < 0.5)
     noise, time = drawn(batch)
     other = copy.deepcopy(policy)
-    total, count, means = torch.zeros(()), 0, []
+    total = torch.zeros(())
+    count = 0
+    means = []
     for i in range(8):
         one = {k: v[i : i + 1] for k, v in batch.items()}
         loss = other.flow_losses(one, noise[i : i + 1], time[i : i + 1])["flow"]
-        total, count = total + loss.sum.sum(), count + int(loss.count.sum())
+        total = total + loss.sum.sum()
+        count = count + int(loss.count.sum())
         if int(loss.count.sum()):
             means.append(loss.sum.sum().item() / int(loss.count.sum()))
     (total / count).backward()
@@ -269,7 +273,8 @@ class Asks(TorchDispatchMode):
 
 
 def test_a_step_never_waits_for_the_device(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
-    optimizer, average = adamw(policy, OptimConfig()), make_average(policy)
+    optimizer = adamw(policy, OptimConfig())
+    average = make_average(policy)
     noise, time = drawn(batch)
     with Asks() as asks:
         groups = {"source": 2}
@@ -319,7 +324,8 @@ def test_a_step_never_waits_for_a_gpu(root: Path, precision: Any) -> None:
 
 def test_equal_to_the_stock_optimizer(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
     """The whole step against plain torch: its own scalar loss, its norm, its clipping, a stock fused AdamW."""
-    other, config = copy.deepcopy(policy), OptimConfig(weight_decay=0.05)
+    other = copy.deepcopy(policy)
+    config = OptimConfig(weight_decay=0.05)
     optimizer = adamw(policy, config)
     split = [[p for p in other.parameters() if p.ndim >= 2], [p for p in other.parameters() if p.ndim < 2]]
     stock = torch.optim.AdamW(
@@ -384,7 +390,8 @@ class TwoTerms(FlowPolicy):
 
     def losses(self, batch: Any, draws: Any, terms: Any = None, detail: bool = False) -> dict[str, Loss]:
         self.asked.append(list(terms))
-        found, ones = super().losses(batch, draws, terms), torch.ones(len(draws["flow noise"]), dtype=torch.float64)
+        found = super().losses(batch, draws, terms)
+        ones = torch.ones(len(draws["flow noise"]), dtype=torch.float64)
         size = next(self.parameters()).square().sum() * ones.float()
         return {**found, "size": Loss(size, 3 * ones)} if "size" in terms else found
 
@@ -394,7 +401,8 @@ def test_terms_are_weighed_each_over_its_own_count_and_those_that_weigh_nothing_
     mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any], parts: int
 ) -> None:
     policy.__class__, policy.asked = TwoTerms, []  # type: ignore[assignment]
-    first, found = next(policy.parameters()), {}
+    first = next(policy.parameters())
+    found = {}
     value = first.detach().clone()
     for factor in (0.0, 0.5):
         weights = loss_weights(policy.loss_terms, {"size": factor})
@@ -423,7 +431,8 @@ def test_patterns_and_terms_that_fit_nothing_are_told(policy: FlowPolicy) -> Non
 
 
 def test_the_decay_of_the_average_at_its_corners() -> None:
-    constant, power = EmaConfig(0.99), EmaConfig(0.99, kind="power", power=0.75)
+    constant = EmaConfig(0.99)
+    power = EmaConfig(0.99, kind="power", power=0.75)
     assert [ema_decay(1, constant), ema_decay(10_000, constant)] == [pytest.approx(2 / 11), 0.99]
     assert [ema_decay(1, power), ema_decay(10_000, power)] == [pytest.approx(1 - 2**-0.75), 0.99]
     assert ema_decay(99, power) == pytest.approx(1 - 100**-0.75)

@@ -191,7 +191,8 @@ def test_micro_batches_are_summed_in_float32() -> None:
 
 
 def test_an_average_in_bfloat16_never_moves_and_ours_is_of_the_float32_truth() -> None:
-    low, truth = torch.ones(8, dtype=torch.bfloat16), torch.full((8,), 1.5, dtype=torch.bfloat16)
+    low = torch.ones(8, dtype=torch.bfloat16)
+    truth = torch.full((8,), 1.5, dtype=torch.bfloat16)
     for _ in range(2000):
         low.lerp_(truth, 0.001)
     assert torch.equal(low, torch.ones(8, dtype=torch.bfloat16)), "the trap: were this not so, bfloat16 would do"

@@ -285,7 +285,8 @@ def test_resume_with_another_batch_size_continues_at_the_next_position(half: Pat
 def test_train_exits_at_once_on_a_signal_before_the_first_step(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
 ) -> None:
-    plain_one, config = getattr(run, where), tiny_config(data, tmp_path / "r", steps=4)
+    plain_one = getattr(run, where)
+    config = tiny_config(data, tmp_path / "r", steps=4)
 
     def asked(*arguments: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -355,7 +356,8 @@ def test_ranks_stop_at_one_step_and_consume_each_sample_once(data: Path, tmp_pat
         1,
         2,
     ]
-    whole, mixed = series(tmp_path / "whole"), series(out)
+    whole = series(tmp_path / "whole")
+    mixed = series(out)
     assert mixed[:6] == whole[:6]
     assert [r["loss"] for r in mixed] == pytest.approx([r["loss"] for r in whole], rel=1e-4)
     assert differences(RunDir(out).settings(), RunDir(tmp_path / "whole").settings()).keys() == {"output_dir"}

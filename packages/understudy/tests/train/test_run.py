@@ -133,7 +133,8 @@ def test_train_is_deterministic(whole: Path, data: Path, tmp_path: Path, changes
     run.train(override(tiny_config(data, tmp_path / "r"), **changes))
     assert torch.equal(torch.get_rng_state(), before), "a run leaves the global generator alone"
     assert series(tmp_path / "r") == series(whole)
-    one, two = final_tensors(whole), final_tensors(tmp_path / "r")
+    one = final_tensors(whole)
+    two = final_tensors(tmp_path / "r")
     assert all(torch.equal(one[name], two[name]) for name in one)
     vals = {r["step"]: r for r in series(tmp_path / "r", "val")}
     assert all(vals[r["step"]] == r for r in series(whole, "val") if r["step"] in vals)
@@ -172,7 +173,8 @@ def test_train_validates_and_exports_the_average(data: Path, tmp_path: Path) -> 
 def test_resume_continues_after_a_signal(
     whole: Path, data: Path, tmp_path: Path, step: int, number: signal.Signals
 ) -> None:
-    config, handler = tiny_config(data, tmp_path / "r"), signal.getsignal(number)
+    config = tiny_config(data, tmp_path / "r")
+    handler = signal.getsignal(number)
     with resumed.watched(tmp_path / "r", {step: resumed.send(number)}):
         assert run.train(config) == run.STOPPED
     assert signal.getsignal(number) is handler  # as it was before

@@ -18,7 +18,9 @@ from understudy_kit.cli.main import main
 from understudy_kit.config.dataset import SourceConfig
 from understudy_kit.config.schema import dump_yaml, override
 
-USER, PASSWORD, SIGNATURE = "robot", "p4ssw0rd", "s1gn4ture"
+USER = "robot"
+PASSWORD = "p4ssw0rd"
+SIGNATURE = "s1gn4ture"
 SECRETS = [PASSWORD, SIGNATURE, base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()]
 BASIC = f"Basic {SECRETS[2]}"
 
@@ -59,9 +61,11 @@ def test_credentials_are_written_nowhere(
     server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     host = server.url.partition("://")[2]
-    full, plain = f"http://{USER}:{PASSWORD}@{host}/team/table?sig={SIGNATURE}&v=1", f"{server.url}/team/table"
+    full = f"http://{USER}:{PASSWORD}@{host}/team/table?sig={SIGNATURE}&v=1"
+    plain = f"{server.url}/team/table"
     out = tmp_path / "out"
-    run, file = out / "run", tmp_path / "settings.yaml"
+    run = out / "run"
+    file = tmp_path / "settings.yaml"
     config = override(
         tiny_config(Path(), run, steps=4, val={"every": 4}), log={"trackers": ("tensorboard",), "report": True}
     )

@@ -25,7 +25,8 @@ pytest.importorskip("tokenizers", reason="needs the extra pi05")
 from understudy.testing.sentences import model, write_model
 from understudy_base.testing.refusals import refused
 
-STEPS, BATCH = 3, 4
+STEPS = 3
+BATCH = 4
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +90,13 @@ def test_a_run_without_a_tokenizer_does_not_start(files: Path, tmp_path: Path) -
 
 def test_a_run_from_weights_takes_their_normalization_and_tokenizer(files: Path, tmp_path: Path) -> None:
     run.train(settings(files, tmp_path / "first"))
-    weights, stats = tmp_path / "weights", tmp_path / "weights" / "assets" / "arm" / "norm_stats.json"
+    weights = tmp_path / "weights"
+    stats = tmp_path / "weights" / "assets" / "arm" / "norm_stats.json"
     stats.parent.mkdir(parents=True)
     shutil.copy(tmp_path / "first" / "policy" / "model.safetensors", weights)
     shutil.copy(files / "tokenizer.model", weights)
-    low, high = {"state": [0.0, -1.0, 2.0], "actions": [0.0, 5.0]}, {"state": [1.0, 1.0, 6.0], "actions": [2.0, 9.0]}
+    low = {"state": [0.0, -1.0, 2.0], "actions": [0.0, 5.0]}
+    high = {"state": [1.0, 1.0, 6.0], "actions": [2.0, 9.0]}
     content = {key: {"mean": own, "std": own, "q01": own, "q99": high[key]} for key, own in low.items()}
     stats.write_text(json.dumps({"norm_stats": content}))
     run.train(settings(files, tmp_path / "second", tokenizer="", weights=str(weights)))

@@ -86,7 +86,8 @@ def test_metrics_change_no_bit_of_a_training(
     assert run.train(settings(sources, tmp_path / "r")) == run.DONE
     plain = [{k: v for k, v in record.items() if k not in ("sources", "modes")} for record in series(whole)]
     assert series(tmp_path / "r") == plain
-    first, second = final_tensors(whole), final_tensors(tmp_path / "r")
+    first = final_tensors(whole)
+    second = final_tensors(tmp_path / "r")
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 

@@ -119,7 +119,9 @@ def test_the_split_of_a_view_counts_and_the_setting_without_one(root: Path, tmp_
 
 
 def test_an_update_takes_the_episodes_of_the_version_that_the_run_has(tmp_path: Path) -> None:
-    root, out, lengths = tmp_path / "d", tmp_path / "r", (9, 7, 11, 8, 6, 10, 9, 7, 8, 12, 10, 6, 9, 6)
+    root = tmp_path / "d"
+    out = tmp_path / "r"
+    lengths = (9, 7, 11, 8, 6, 10, 9, 7, 8, 12, 10, 6, 9, 6)
     write_dataset(root, Spec(lengths=lengths[:10], gop=4))  # in files of two
     assert main(["select", str(root), "v", "--where", "length > 6", "--val-episodes", "2"]) == 0
     assert run.train(replace(configured(root, out), steps=2)) == run.DONE

@@ -35,7 +35,9 @@ from understudy.train.validation import validation_loss
 from understudy_base.records import Batch
 from understudy_kit.config.schema import override
 
-STEPS, SHORT, WIDE = 20, 10, 3
+STEPS = 20
+SHORT = 10
+WIDE = 3
 
 # -- whole runs -------------------------------------------------------------------------------------------------------
 
@@ -55,7 +57,8 @@ def trained(data: Path, out: Path, steps: int, shards: int = 1, batch: int = 8, 
         schedule=replace(base.schedule, decay_steps=STEPS),
         parallel=ParallelConfig(timeout=300, dp_shard=shards),
     )
-    seen, take_step = [], TrainState.train_step
+    seen = []
+    take_step = TrainState.train_step
 
     def record(state: TrainState, batch: Batch, *others: Any) -> StepResult:
         seen.append(torch.stack([batch[key] for key in ("position", "episode_index", "frame_index")], 1).tolist())
@@ -253,7 +256,8 @@ def test_uneven_masks_weigh_every_element_alike(single: dict[str, Any], double: 
     halves = policies.micro_batches(uneven(), policies.as_draws(*policies.draws(8)), 2)
     means = [policy.losses(*half)["flow"] for half in halves]
     torch.stack([loss.sum.sum() / loss.count.sum() for loss in means]).mean().backward()  # the control
-    name, scale = "out_proj.weight", min(1.0, 1.0 / single["uneven"][0][1])
+    name = "out_proj.weight"
+    scale = min(1.0, 1.0 / single["uneven"][0][1])
     control = policy.get_parameter(name).grad
     assert control is not None
     assert not torch.allclose(single["uneven"][1][name], control * scale, rtol=0.05)
@@ -304,7 +308,8 @@ class Forgetful(FlowPolicy):
     def losses(self, batch: Mapping[str, Any], *others: Any, **options: Any) -> Any:
         if not self.forgets:
             return super().losses(batch, *others, **options)
-        layers, embed = self.layers, self.text.embed.forward
+        layers = self.layers
+        embed = self.text.embed.forward
         self.layers = nn.ModuleList([*layers[:-1], Unheard(layers[-1])])
         self.text.embed.forward = lambda tokens: embed(tokens).detach()
         try:
@@ -458,7 +463,8 @@ def steps_that_enter(steps: list[tuple[bool, ...]], shards: int) -> list[tuple[f
     return results
 
 
-ALL, NONE = (True,), (False,)
+ALL = (True,)
+NONE = (False,)
 
 
 @pytest.mark.parametrize("shards", [1, 2])

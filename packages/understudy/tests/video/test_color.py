@@ -24,7 +24,8 @@ FORMATS = ("yuv420p", "yuvj420p", "yuv422p", "yuv444p", "nv12", "gray", "rgb24",
 
 
 def random_frame(name: str, height: int, width: int, seed: int = 0) -> av.VideoFrame:
-    rng, frame = np.random.default_rng(seed), av.VideoFrame(width, height, name)
+    rng = np.random.default_rng(seed)
+    frame = av.VideoFrame(width, height, name)
     for plane in frame.planes:
         small = name.endswith("10le")
         data = rng.integers(0, 1024, plane.buffer_size // 2).astype("<u2").tobytes() if small else None
@@ -87,7 +88,8 @@ def test_converter_follows_matrix_and_range_of_the_frame(
     differences = (wanted[[2, 0]] - light) / (2 * (1 - np.array([blue, red])))
     parts = [light * 255, *(128 + differences * 255)] if full else [16 + light * 219, *(128 + differences * 224)]
     frame = av.VideoFrame(64, 48, name)
-    frame.colorspace, frame.color_range = matrix, 2 if full else 1
+    frame.colorspace = matrix
+    frame.color_range = 2 if full else 1
     for plane, part in zip(frame.planes, parts):
         kind = "<u2" if deep > 1 else "u1"
         plane.update(np.full(plane.buffer_size // np.dtype(kind).itemsize, round(part * deep), kind).tobytes())
@@ -106,7 +108,8 @@ def test_matches_pyav_for_usual_cameras(height: int, width: int, matrix: int) ->
 
 
 def test_converter_writes_unaligned_memory() -> None:
-    frame, converter = random_frame("yuv420p", 48, 64), Converter()
+    frame = random_frame("yuv420p", 48, 64)
+    converter = Converter()
     for shift in range(1, 40):
         flat = np.full(3 * 48 * 64 + 64, 7, np.uint8)
         out = flat[shift : shift + 3 * 48 * 64].reshape(3, 48, 64)
@@ -144,7 +147,8 @@ def test_matches_pyav_detects(fault: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(swscale.PlaneConverter, "write", write)
     try:
         assert not swscale.matches_pyav(kind)
-        frame, out = random_frame("yuv420p", 48, 96, 1), np.zeros((3, 48, 96), np.uint8)
+        frame = random_frame("yuv420p", 48, 96, 1)
+        out = np.zeros((3, 48, 96), np.uint8)
         Converter().write(frame, out)
         assert np.array_equal(out, packed(frame))
     finally:
@@ -157,12 +161,14 @@ def test_write_all_equals_write(shift: int, size: tuple[int, int] | None) -> Non
     """Each frame goes to its place only, also where pixel layouts alternate and where memory is not aligned."""
     frames = [random_frame("yuv420p", 48, 64, seed) for seed in range(6)]
     for frame in frames[2:4]:
-        frame.colorspace, frame.color_range = 1, 2
+        frame.colorspace = 1
+        frame.color_range = 2
     height, width = size or (48, 64)
     flat = np.full(9 * 3 * height * width + 64 + shift, 7, np.uint8)
     first = -flat.__array_interface__["data"][0] % 16 + shift
     out = flat[first : first + 9 * 3 * height * width].reshape(9, 3, height, width)
-    places, converter = [8, 1, 0, 5, 3, 2], Converter(size)
+    places = [8, 1, 0, 5, 3, 2]
+    converter = Converter(size)
     converter.write_all(frames, places, out)
     for frame, place in zip(frames, places):
         alone = np.empty((3, height, width), np.uint8)
@@ -184,7 +190,8 @@ def test_converter_without_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         monkeypatch.setattr(av.video, "reformatter", Hidden)
         assert ffmpeg.load_swscale() is None
-        frame, out = random_frame("yuv420p", 48, 64, 3), np.zeros((3, 48, 64), np.uint8)
+        frame = random_frame("yuv420p", 48, 64, 3)
+        out = np.zeros((3, 48, 64), np.uint8)
         Converter().write(frame, out)
         assert np.array_equal(out, packed(frame))
         with refused("swscale", kind=RuntimeError):
@@ -225,7 +232,8 @@ def test_planes_that_differ_are_detected(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(color, "PLANE_CHANNELS", (0, 1, 2))
     planes_match_packed.cache_clear()
     try:
-        frame, out = random_frame("yuv420p", 48, 64, 1), np.zeros((3, 48, 64), np.uint8)
+        frame = random_frame("yuv420p", 48, 64, 1)
+        out = np.zeros((3, 48, 64), np.uint8)
         Converter().write(frame, out)
         assert np.array_equal(out, packed(frame))
         monkeypatch.setattr(color, "planes_match_packed", lambda *_: True)
@@ -257,7 +265,8 @@ def camera_like(height: int, width: int, seed: int) -> av.VideoFrame:
     y, x = np.mgrid[0:height, 0:width]
     image = 120 + 60 * np.stack([np.sin(x / 90 + seed), np.cos(y / 70), np.sin((x + y) / 120)], axis=-1)
     for _ in range(12):
-        top, left = rng.integers(0, height - 40), rng.integers(0, width - 60)
+        top = rng.integers(0, height - 40)
+        left = rng.integers(0, width - 60)
         image[top : top + rng.integers(10, 40), left : left + rng.integers(10, 60)] = rng.integers(0, 256, 3)
     image = np.clip(image + rng.normal(0, 3, image.shape), 0, 255).astype(np.uint8)
     return av.VideoFrame.from_ndarray(image, format="rgb24").reformat(format="yuv420p")
@@ -287,7 +296,8 @@ def test_area_resize_long_windows_do_not_overflow() -> None:
 
 @pytest.mark.parametrize("size", [(64, 64), (224, 224), (96, 128), (480, 640)])
 def test_resized_images_equal_those_of_the_policy(size: tuple[int, int]) -> None:
-    converter, out = Converter(size), np.zeros((3, *size), np.uint8)
+    converter = Converter(size)
+    out = np.zeros((3, *size), np.uint8)
     for seed in range(2):
         frame = camera_like(480, 640, seed)
         converter.write(frame, out)

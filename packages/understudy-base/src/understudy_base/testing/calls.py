@@ -9,7 +9,9 @@ import pytest
 def recorded_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
     """Log ("fsync", file or folder) and ("rename", new name) from now on, in sequence."""
     calls: list[tuple[str, Path]] = []
-    fsync, rename, replace = os.fsync, os.rename, os.replace
+    fsync = os.fsync
+    rename = os.rename
+    replace = os.replace
 
     def flushed(handle: int) -> None:
         number = handle if isinstance(handle, int) else handle.fileno()

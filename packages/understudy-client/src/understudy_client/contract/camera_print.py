@@ -54,7 +54,8 @@ class CameraPrint:
         cells = np.stack(grids).astype(np.float32)
         whole = cls(cells.mean(0), cells.std(0), 1.0, 1.0)
         halves = (cells[::2], cells[1::2]) if len(cells) > 3 else (cells, cells)
-        parts, factor = [halves, halves[::-1]], 1.0
+        parts = [halves, halves[::-1]]
+        factor = 1.0
         if episodes is not None and len(numbers := np.unique(episodes)) > 1:
             masks = [np.asarray(episodes) == number for number in numbers]
             parts = [(cells[~mask], cells[mask]) for mask in masks]
@@ -92,7 +93,8 @@ class CameraPrint:
 def shrink(image: np.ndarray) -> np.ndarray:
     """Mean color of each cell of an image uint8 (H, W, 3), as float32 (16, 16, 3)."""
     height, width = image.shape[:2]
-    rows, columns = np.arange(SIDE) * height // SIDE, np.arange(SIDE) * width // SIDE
+    rows = np.arange(SIDE) * height // SIDE
+    columns = np.arange(SIDE) * width // SIDE
     sums = np.add.reduceat(np.add.reduceat(image.astype(np.uint32), rows, axis=0), columns, axis=1)
     lengths = [np.maximum(np.diff(np.append(starts, end)), 1) for starts, end in ((rows, height), (columns, width))]
     return (sums / (lengths[0][:, None] * lengths[1])[..., None]).astype(np.float32)
@@ -184,7 +186,9 @@ def power(camera: str, prints: Mapping[str, CameraPrint], images: int, trials: i
     Returns:
         Fault -> share of the trials in which its kind is named. A small one: not decidable for this scene.
     """
-    print_, rng, misfits = prints[camera], np.random.default_rng(0), explanations(camera, prints)
+    print_ = prints[camera]
+    rng = np.random.default_rng(0)
+    misfits = explanations(camera, prints)
     shares = {description: 0.0 for _, description in _FAULTS}
     for _ in range(trials):
         drawn = print_.mean + print_.deviation * rng.standard_normal((images, SIDE, SIDE, 3))

@@ -18,7 +18,8 @@ from understudy_client.contract.numbers import explain_figures
 from understudy_client.contract.observed import compare_size
 
 RATE_TOLERANCE = 0.05  # share of fps
-_STATE, _ACTION = "observation.state", "action"
+_STATE = "observation.state"
+_ACTION = "action"
 _COLLAPSED = 1e-3  # share of a deviation; a smaller one was lost in rounding
 _SHOWN_TASKS = 3
 _UNITS = {
@@ -114,12 +115,14 @@ def _differing(kind: str, key: str, trained: str, other: str, fix: str = "") -> 
 
 
 def _vectors(standard: str, trained: VectorFacts, other: VectorFacts, kind: Kind) -> list[Mismatch]:
-    key, sized = trained.key or standard, trained.width and other.width
+    key = trained.key or standard
+    sized = trained.width and other.width
     faults: list[Mismatch] = []
     if trained.key and other.key not in ("", trained.key, standard):
         faults.append(Mismatch("missing key", key, "this key", other.key, f"rename {other.key!r} to {key!r}"))
     if sized and trained.width != other.width:
-        came, fix = f"{other.width} numbers", "send the dimensions of training"
+        came = f"{other.width} numbers"
+        fix = "send the dimensions of training"
         return [*faults, Mismatch("dimension count", key, f"{trained.width} numbers", came, fix)]
     if sized:
         faults += _orders(key, trained, other)
@@ -145,9 +148,11 @@ def _orders(key: str, trained: VectorFacts, other: VectorFacts) -> list[Mismatch
 
     Roles of unlike words say nothing.
     """
-    names, others = trained.names, other.names
+    names = trained.names
+    others = other.names
     if trained.is_unnamed or other.is_unnamed:
-        names, others = trained.roles, other.roles
+        names = trained.roles
+        others = other.roles
         if "" in (*names, *others) or not set(names) & set(others):
             return []
     is_order = sorted(names) == sorted(others)
@@ -172,7 +177,8 @@ def _meanings(key: str, trained: VectorFacts, other: VectorFacts) -> Iterator[Mi
 
 def _cut_statistics(trained: VectorFacts, data: VectorFacts) -> Iterator[Mismatch]:
     """Dimensions whose deviation is lost in the policy's statistics."""
-    mine, theirs = trained.figures, data.figures
+    mine = trained.figures
+    theirs = data.figures
     lost = mine["std"] < _COLLAPSED * theirs["std"]
     for low, high in (("min", "max"), ("q01", "q99")):
         lost |= (mine[high] <= mine[low]) & (theirs[high] > theirs[low])
@@ -183,7 +189,8 @@ def _cut_statistics(trained: VectorFacts, data: VectorFacts) -> Iterator[Mismatc
 
 
 def _cameras(robot: RobotFacts, others: Mapping[str, CameraFacts], kind: Kind) -> Iterator[Mismatch]:
-    trained, looks = robot.cameras, robot.looks
+    trained = robot.cameras
+    looks = robot.looks
     pairs = {key: _partner(key, camera, others) for key, camera in trained.items()}
     spare = {key: camera for key, camera in others.items() if key not in pairs.values()}
     for key, camera in trained.items():

@@ -57,7 +57,8 @@ def _to_plain(value: Any) -> Any:
 
 
 def _from_plain(kind: Any, stored: Any) -> Any:
-    origin, inner = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    inner = get_args(kind)
     unknown = isinstance(stored, str) and stored == UNKNOWN
     if kind is np.ndarray:
         return np.array([np.nan if number == UNKNOWN else number for number in stored], float)
@@ -138,7 +139,8 @@ class VectorFacts(Facts):
     def from_json(cls, stored: Record) -> "Self":
         """Read plain values that obey the schema. Raises ValueError for others, and for figures that nothing has."""
         vector = super().from_json(stored)
-        figures, names = vector.figures, vector.names
+        figures = vector.figures
+        names = vector.names
         for number in np.flatnonzero(figures["std"] < 0):
             raise ValueError(f"{vector.key}: std of {names[number]} is {figures['std'][number]:g}; it is 0 or more")
         for low, high in (("min", "max"), ("q01", "q99")):

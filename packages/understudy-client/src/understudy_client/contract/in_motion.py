@@ -67,7 +67,8 @@ def list_undecided(trained: RobotFacts, robot: RobotFacts) -> list[Undecided]:
 
 
 def _of_state(trained: VectorFacts, robot: VectorFacts, episodes: int) -> Iterator[Undecided]:
-    shape, rows = (_TRIALS, LEAST_SEEN, trained.width), np.arange(trained.width)
+    shape = (_TRIALS, LEAST_SEEN, trained.width)
+    rows = np.arange(trained.width)
     noise = np.random.default_rng(0).standard_normal(shape)
     drawn = np.clip(trained.center + trained.spread * noise, trained.low, trained.high)
     orders = (np.roll(rows, 1), rows[::-1])

@@ -85,7 +85,8 @@ class Mismatch:
     def __str__(self) -> str:
         """One line, in which long values are cut."""
         key, trained, came, fix = map(printable, (self.key, self.trained, self.came, self.fix))
-        where, fix = f"{key}: " if key else "", f" ({fix})" if fix else ""
+        where = f"{key}: " if key else ""
+        fix = f" ({fix})" if fix else ""
         return f"{where}{self.kind}: training saw {trained}, the robot sends {came}{fix}"
 
 

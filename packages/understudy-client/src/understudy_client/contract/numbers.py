@@ -76,13 +76,15 @@ def explain_numbers(
         gain = float(log_likelihood(values[:, order], facts).mean(0).sum()) - total
         if gain > _BETTER * bad.sum() and not outside(values[:, order], facts).any():
             places = [f"{facts.names[order[i]]} in place of {facts.names[i]}" for i in np.flatnonzero(moved)]
-            came, fix = f"by its ranges {', '.join(places)}", f"send {', '.join(facts.names)}"
+            came = f"by its ranges {', '.join(places)}"
+            fix = f"send {', '.join(facts.names)}"
             candidates.append((gain, Mismatch("dimension order", facts.key, "another order", came, fix)))
     for head, other in (others or {}).items():
         if other.width == facts.width:
             gain = float(log_likelihood(values, other).mean(0).sum()) - total
             if gain > _BETTER * facts.width and not outside(values, other, other.high - other.low).any():
-                came, fix = f"a state like that of {head}", f"load the policy with head={head!r}"
+                came = f"a state like that of {head}"
+                fix = f"load the policy with head={head!r}"
                 candidates.append((gain, Mismatch("other robot", facts.key, "another robot", came, fix)))
     if candidates:
         return max(candidates, key=lambda candidate: candidate[0])[1]
@@ -160,9 +162,11 @@ def _converted(values: np.ndarray, facts: VectorFacts, unit: str) -> tuple[np.nd
         unit: one of `FACTORS`, or `NORMALIZED`.
     """
     if unit == NORMALIZED:
-        numbers, stretch = values * facts.spread + facts.center, facts.spread
+        numbers = values * facts.spread + facts.center
+        stretch = facts.spread
     else:
-        numbers, stretch = values / FACTORS[unit], np.full(facts.width, 1 / FACTORS[unit])
+        numbers = values / FACTORS[unit]
+        stretch = np.full(facts.width, 1 / FACTORS[unit])
     return numbers, log_likelihood(numbers, facts) + np.log(stretch)
 
 
@@ -175,8 +179,10 @@ def _best_order(values: np.ndarray, facts: VectorFacts) -> np.ndarray:
     cost = np.stack(  # [trained, sent]
         [(_density(values, facts.center[i], facts.spread[i]) - np.log(facts.spread[i])).mean(0) for i in range(width)]
     )
-    half, rows = width // 2, np.arange(width)
-    best, score = rows, float(cost[rows, rows].sum())
+    half = width // 2
+    rows = np.arange(width)
+    best = rows
+    score = float(cost[rows, rows].sum())
     for start in (rows, rows[::-1], np.roll(rows, half), np.roll(rows, 1), np.roll(rows, -1)):
         order = start.copy()
         while True:
@@ -188,7 +194,8 @@ def _best_order(values: np.ndarray, facts: VectorFacts) -> np.ndarray:
                 break
             order[[i, j]] = order[[j, i]]
         if (total := float(cost[rows, order].sum())) > score + 1e-9:
-            best, score = order, total
+            best = order
+            score = total
     return best
 
 

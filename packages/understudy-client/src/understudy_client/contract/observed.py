@@ -38,7 +38,8 @@ _ASPECT = 0.03  # share by which the aspect ratio of images may differ from that
 _MOST_PIXELS = 1 << 23  # 4K has 8.3 million
 _MOST_TIMES = 16  # of the recorded pixels, where that is more
 _MOST_ASPECT = 8.0  # times the recorded aspect ratio
-_STATE, _TASK = "observation.state", "task"
+_STATE = "observation.state"
+_TASK = "task"
 _OTHERS = ("is_pad", "is_missing")  # ends of keys that are not inputs
 
 
@@ -112,7 +113,8 @@ class ObservationCheck:
             yield Mismatch("extra key", "", "no such inputs", f"{more} others, which are ignored", "leave them out")
 
     def _instruction(self, observation: Mapping[str, Any]) -> Iterator[Mismatch]:
-        task, tasks = observation.get(_TASK), self._facts.tasks
+        task = observation.get(_TASK)
+        tasks = self._facts.tasks
         if not isinstance(task, str) or not tasks or self._facts.tasks_left_out:
             return
         trained_tasks = {_plain(trained): trained for trained in tasks}
@@ -151,7 +153,8 @@ class ObservationCheck:
         values = np.stack(self._states)
         absurd = outside(values[-1:], facts, _ABSURD * np.maximum(facts.spread, facts.slack)).any()
         if absurd and not self._is_absurd:  # also where a smaller difference was reported before
-            self._is_absurd, values = True, values[-1:]
+            self._is_absurd = True
+            values = values[-1:]
             self._reported -= {(kind, facts.key) for kind in NUMBER_KINDS}
         elif len(values) < LEAST_SEEN or any((kind, facts.key) in self._reported for kind in NUMBER_KINDS):
             return
@@ -170,7 +173,8 @@ class ObservationCheck:
             if image.ndim == 3 and image.shape[0] == 3 and image.shape[2] != 3:
                 image = image.transpose(1, 2, 0)
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-                came, fix = f"{image.dtype} {image.shape}", "send RGB of 0..255 as uint8 (height, width, 3)"
+                came = f"{image.dtype} {image.shape}"
+                fix = "send RGB of 0..255 as uint8 (height, width, 3)"
                 mismatches.append(Mismatch("dtype", camera.key, f"uint8 {(*camera.size, 3)}", came, fix))
                 continue
             height, width = image.shape[:2]
@@ -211,7 +215,8 @@ class _Look:
     """Misfits of one camera's images under each explanation."""
 
     def __init__(self, print_: CameraPrint, misfits: Mapping[Explanation, Callable[[np.ndarray], float]]) -> None:
-        self._print, self._explanations = print_, misfits
+        self._print = print_
+        self._explanations = misfits
         self._grids: deque[np.ndarray] = deque(maxlen=LEAST_SEEN)
         self._misfits: deque[float] = deque(maxlen=_MOST_SEEN)
         self._seen = 0
@@ -239,10 +244,8 @@ def compare_size(camera: CameraFacts, size: tuple[int, int]) -> Mismatch | None:
     if not error and not (recorded_height and abs(height * recorded_width / (width * recorded_height) - 1) > _ASPECT):
         return None
     kind = "transposed" if size == (recorded_width, recorded_height) else "shape"
-    came, fix = (
-        f"{width}x{height}: {error}".removesuffix(": "),
-        "send whole images as recorded; the policy resizes them",
-    )
+    came = f"{width}x{height}: {error}".removesuffix(": ")
+    fix = "send whole images as recorded; the policy resizes them"
     return Mismatch(kind, camera.key, f"images of {recorded_width}x{recorded_height}", came, fix)
 
 

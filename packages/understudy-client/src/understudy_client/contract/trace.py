@@ -289,7 +289,8 @@ def _actions(
     counts: dict[str, np.ndarray] = {}
     errors: dict[str, list[np.ndarray]] = {phase: [] for phase in PHASES}
     for predicted, recorded in played:
-        turns, phases = [], np.full(len(predicted), PHASES[0], object)
+        turns = []
+        phases = np.full(len(predicted), PHASES[0], object)
         for name, (dim, middle, sign) in grippers.items():
             mine, theirs = (_turns(sign * (values[:, dim] - middle)) if values is not None else [] for values in
                             (predicted, recorded))  # fmt: skip

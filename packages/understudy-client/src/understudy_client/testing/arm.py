@@ -7,7 +7,8 @@ import numpy as np
 from understudy_client.contract.camera_print import CameraPrint, shrink
 from understudy_client.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
 
-HEIGHT, WIDTH = 96, 128
+HEIGHT = 96
+WIDTH = 128
 CENTER = np.array([0.0, -0.6, 0.2, -1.9, 0.1, 1.5, 0.4])
 DEVIATION = np.array([0.3, 0.4, 0.3, 0.4, 0.2, 0.3, 0.4])
 CAMERAS = ("front", "wrist_left")
@@ -60,7 +61,9 @@ def arm_contract() -> Contract:
 
 def arm_observations(steps: int, seed: int = 7) -> list[Observation]:
     """Observations of the arm under the keys of its recordings."""
-    poses, front, wrist = states(steps, seed), images("front", steps, seed), images("wrist_left", steps, seed + 1)
+    poses = states(steps, seed)
+    front = images("front", steps, seed)
+    wrist = images("wrist_left", steps, seed + 1)
     return [
         {"joints": poses[step], "cam_front": front[step], "cam_wrist_left": wrist[step], "task": TASKS[0]}
         for step in range(steps)

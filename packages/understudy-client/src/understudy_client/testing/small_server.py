@@ -24,7 +24,8 @@ from understudy_client.access import is_authorized
 from understudy_client.dialects import OPENPI, Dialect
 from understudy_client.protocol import CONTROL, ERROR, MessageError, decode_message, describe_error, encode
 
-CHUNK, ACTION_DIM = 8, 2
+CHUNK = 8
+ACTION_DIM = 2
 METADATA: dict[str, Any] = {
     "protocol": 1,
     "policy": "small",

@@ -10,7 +10,10 @@ from understudy_client.contract.facts import Contract
 from understudy_client.contract.trace import Diagnosis, TraceWriter, diagnose
 from understudy_client.testing.arm import arm_contract, arm_observations
 
-STEPS, CHUNK, CLOSES, OPENS = 128, 8, 40, 100
+STEPS = 128
+CHUNK = 8
+CLOSES = 40
+OPENS = 100
 
 
 def graspable() -> Contract:
@@ -28,7 +31,8 @@ def recorded() -> np.ndarray:
 
 def traced(path: Path, predicted: np.ndarray, with_recording: bool = True, **changes: Any) -> Diagnosis:
     """Write the trace of two episodes of one robot, and diagnose it."""
-    writer, truth = TraceWriter(path, graspable(), "arm"), recorded()
+    writer = TraceWriter(path, graspable(), "arm")
+    truth = recorded()
     for episode in range(2):
         seen = arm_observations(STEPS // CHUNK, episode)
         for number, step in enumerate(range(0, STEPS, CHUNK)):

@@ -34,7 +34,8 @@ def broken_episodes(
     absent = rows_without_files(catalog)
     chosen = np.zeros(len(catalog.episodes), bool)
     chosen[rows] = catalog.episodes.lengths[rows] > 0
-    data, videos = Rows(catalog, keys, cache_bytes=0), VideoFrames(catalog, cache_bytes=0, backend="pyav")
+    data = Rows(catalog, keys, cache_bytes=0)
+    videos = VideoFrames(catalog, cache_bytes=0, backend="pyav")
     broken: list[MissingFiles] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -293,7 +293,8 @@ class EpisodeArrays:
         return max([1, *(self._measure_gop(camera) for camera in self.video_keys)])
 
     def _measure_gop(self, camera: str) -> int:
-        file, table = self.catalog.videos(camera).file, self.catalog.episodes
+        file = self.catalog.videos(camera).file
+        table = self.catalog.episodes
         find = partial(_rows_of_videos, table, file, self.episodes)
         error: DatasetError | None = None
         for row in self.share(find, table.ids, file, self.episodes).tolist():
@@ -431,6 +432,7 @@ class EpisodeArrays:
 
     def _locate_rows(self, episodes: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Table rows, frames, and the end of each sample's windows, int64 (B,) each."""
-        episodes, frames = as_integers(episodes, "episodes"), as_integers(frames, "frames")
+        episodes = as_integers(episodes, "episodes")
+        frames = as_integers(frames, "frames")
         stop = self._table.stops[self._table.find(episodes, frames)]
         return self.catalog.episodes.rows_of(episodes), frames, stop

@@ -84,7 +84,8 @@ def window(
         the flag is True.
     """
     numbers = frames[:, None] + offsets[None, :]
-    low, high = start[:, None], stop[:, None] - 1
+    low = start[:, None]
+    high = stop[:, None] - 1
     return np.clip(numbers, low, high), (numbers < low) | (numbers > high)
 
 

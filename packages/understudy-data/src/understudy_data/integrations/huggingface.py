@@ -80,8 +80,12 @@ class EpochBatches:
             prepare: makes a batch the arguments of the model.
             options: arguments of `Loader`.
         """
-        self.dataset, self.batch_size = dataset, batch_size
-        self._accumulated, self._step, self._prepare, self._options = accumulated, step, prepare, options
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self._accumulated = accumulated
+        self._step = step
+        self._prepare = prepare
+        self._options = options
 
     def __len__(self) -> int:
         """Batches of an epoch, in whole steps; the last step is filled with samples of the next epoch.

@@ -33,7 +33,8 @@ def install(module: ModuleType | None = None, *, samples: int = 0) -> None:
         return
     if missing := [name for name in _NEEDED if not hasattr(loader_module, name)]:
         raise ImportError(f"{loader_module.__name__} has no {missing[0]}: this release of openpi is another one")
-    make, original = loader_module.create_torch_dataset, loader_module.TorchDataLoader
+    make = loader_module.create_torch_dataset
+    original = loader_module.TorchDataLoader
 
     def create_torch_dataset(data_config: Any, action_horizon: int, model_config: Any) -> Any:
         if data_config.repo_id in (None, "fake"):

@@ -64,7 +64,9 @@ class Substitutes:
     """
 
     def __init__(self, order: Order, journal: str | Path | None, cap: float) -> None:
-        self._order, self._journal, self._cap = order, journal, cap
+        self._order = order
+        self._journal = journal
+        self._cap = cap
         self._bad: dict[tuple[int, int, int], str] = {}  # (source, episode, frame) -> reason
         self._journaled: set[int] = set()  # positions
         self._lock = threading.Lock()
@@ -88,7 +90,8 @@ class Substitutes:
         Raises:
             DatasetError: more bad frames than the cap allows, or no readable neighbour.
         """
-        name, frames = self._order.spec.sources[source].name, self._order.spec.sources[source].frames
+        name = self._order.spec.sources[source].name
+        frames = self._order.spec.sources[source].frames
         self._add(source, episode, frame, reason)
         for other, near in zip(*(a.tolist() for a in self._order.neighbors(position, _TRIES))):
             if (source, other, near) in self._bad:

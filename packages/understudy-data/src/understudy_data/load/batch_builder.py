@@ -89,7 +89,10 @@ class BatchBuilder:
         stopped: Callable[[], bool],
         timings: Timings,
     ) -> None:
-        self._request, self._plan, self._stopped, self._timings = request, plan, stopped, timings
+        self._request = request
+        self._plan = plan
+        self._stopped = stopped
+        self._timings = timings
         self._cursors = Cursors(_IDLE)
         self._converters = {camera: _converter(request, camera) for camera in shapes[0]}
         missing = [set(data.missing_cameras) & shapes_of.keys() for data, shapes_of in zip(request.datasets, shapes)]
@@ -135,7 +138,8 @@ class BatchBuilder:
         """
         if not batch.images:
             return None
-        dataset, views = self._request.datasets[source], _sample_views(batch)
+        dataset = self._request.datasets[source]
+        views = _sample_views(batch)
         for camera in self._missing[source]:
             batch.images[camera][i] = 0
         rows, frames = dataset.frames_to_decode(np.asarray([episode]), np.asarray([frame]))
@@ -189,11 +193,13 @@ class BatchBuilder:
     ) -> None:
         """Copy the images of samples of a source from the decoded cache, which decodes those not met before."""
         rows, frames = self._request.datasets[source].frames_to_decode(batch.episode[samples], batch.frame[samples])
-        table, timings = rows.tolist(), self._timings
+        table = rows.tolist()
+        timings = self._timings
         numbers_by_camera = {camera: numbers.reshape(len(samples), -1).tolist() for camera, numbers in frames.items()}
         ahead = int(batch.positions[0]) >= self._request.position + self._request.order.batch_size
         for row, i in enumerate(samples):
-            begin, other = perf_counter(), timings.decode + timings.convert + timings.fetch
+            begin = perf_counter()
+            other = timings.decode + timings.convert + timings.fetch
             try:
                 for camera, numbers in numbers_by_camera.items():
                     images.read_into(camera, table[row], numbers[row], views[camera][i], timings, ahead)
@@ -229,7 +235,8 @@ class BatchBuilder:
 
     def _decode_next(self, source: int, camera: str, position: int) -> SampleImages:
         """Decoded images of a sample from its clip reader, which is opened where the sample is its first."""
-        decoded, readers = self._decoded[camera], self._readers[camera]
+        decoded = self._decoded[camera]
+        readers = self._readers[camera]
         reader = readers.pop(position, None)
         if reader is None:
             if self._clip is None or self._clip[0] != position:
@@ -249,7 +256,8 @@ class BatchBuilder:
 
     def _find_clip(self, source: int, position: int) -> _Clip:
         """All samples from `position` on that are of its clip and of this rank."""
-        order, spec = self._request.order, self._request.order.spec.sources[source]
+        order = self._request.order
+        spec = self._request.order.spec.sources[source]
         policy = self._plan.policies[source]
         most = 1 if policy.run_length == 0 else max(spec.clip, 1 if spec.shuffle else SPAN)
         positions, episode, frame = order.rest_of_clip(position, most)
@@ -259,7 +267,9 @@ class BatchBuilder:
             of_rank = (offset >= low) & (offset < high)
             if not spec.shuffle:
                 of_rank &= positions // SPAN == position // SPAN
-            positions, episode, frame = positions[of_rank], episode[of_rank], frame[of_rank]
+            positions = positions[of_rank]
+            episode = episode[of_rank]
+            frame = frame[of_rank]
         dataset = self._request.datasets[source]
         runs = first_runs(order, source, policy, position, self._request.position, dataset.gop)
         rows, frames = dataset.frames_to_decode(episode, frame)

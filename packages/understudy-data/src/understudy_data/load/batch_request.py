@@ -119,7 +119,8 @@ class BatchRequest:
                 "samples of all ranks"
             )
         whole = isinstance(self.position, Integral) and not isinstance(self.position, bool)
-        first, last = self.order.start, min(self.order.stop, LARGEST - 1)
+        first = self.order.start
+        last = min(self.order.stop, LARGEST - 1)
         if not whole or not first <= self.position <= last:
             raise ValueError(f"position {self.position!r:.80}: need a whole number, {first} to {last}")
         if self.on_bad_frame not in ("raise", "substitute"):

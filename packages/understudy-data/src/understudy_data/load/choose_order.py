@@ -47,12 +47,16 @@ from understudy_data.order.spec import Entry, SourceSpec
 
 WINDOWS = (1, 8, 64)
 """Batches looked at together."""
-_NOTICED, _CORRELATED = 1.4, 3.0  # cost, and correlation over 8 batches, above which a loader says so
+# cost, and correlation over 8 batches, above which a loader says so
+_NOTICED = 1.4
+_CORRELATED = 3.0
 _UNLIMITED = 1 << 62
 _FEW = 100_000  # frames of a source that is shuffled one by one where each is decoded alone
 _GIGABYTES = (2, 4, 8, 16, 32, 64, 128, 256)  # memory to advise
 _MOST_ON_DISK = 10**12  # bytes of a decoded cache to advise
-_SIDE, _ENCODE_MS = 224, 2.5  # pixels of the images of the advised edit, and CPU milliseconds of writing one
+# pixels of the images of the advised edit, and CPU milliseconds of writing one
+_SIDE = 224
+_ENCODE_MS = 2.5
 _MS_PER_ROW = 0.05  # CPU milliseconds of a sample without images
 _START_MS = 0.2  # CPU milliseconds of a start at a random place, besides decoding
 _OWN_RUN_COST = {1: 1.2, 2: 1.1, 4: 1.05}  # of lanes with decoders of their own, by run length
@@ -137,7 +141,8 @@ def choose_order(
     clip, lanes = (None if n is None else as_int(name, n) for name, n in (("clip", clip), ("lanes", lanes)))
     in_flight = _UNLIMITED if frames_in_flight is None else as_int("frames_in_flight", frames_in_flight)
     request = OrderRequest(mode, as_int("batch_size", batch_size), in_flight, clip, lanes, inside)
-    seed, shares = check_seed(seed), resolve_weights(datasets, weights, temperature)
+    seed = check_seed(seed)
+    shares = resolve_weights(datasets, weights, temperature)
     facts = [read_facts(data, image_size, decoded_cache) for data in datasets]
     sources = [check_source(data) for data in datasets]
     resources = {"memory": memory, "world_size": world_size, "num_threads": num_threads}
@@ -178,7 +183,8 @@ def choose_from_facts(
 
     candidates = {offer: _candidate(offer, sources, request.batch_size, seed) for offer in offers}
     chosen = candidates[best]
-    layouts, reasons = [source.layout for source in chosen.sources], [source.reasons for source in chosen.sources]
+    layouts = [source.layout for source in chosen.sources]
+    reasons = [source.reasons for source in chosen.sources]
     order = Order(chosen.spec, layouts, reasons, weights)
     words = "" if _is_fixed(request) else advice(grouped, memory, figures)
     return OrderChoice(order, tuple(candidates.values()), chosen, words)
@@ -208,7 +214,8 @@ class _Costs:
 
     def __call__(self, division: Division) -> float:
         """Cost of a sample: `order_cost`."""
-        terms, numbers = self._terms_at(division.level), self._needs.number_of
+        terms = self._terms_at(division.level)
+        numbers = self._needs.number_of
         if any(division.keeps_decoded):
             terms = [*terms, *self._weights]
             count = len(self._weights)
@@ -320,7 +327,8 @@ class _Offers:
         Args:
             memory: bytes that the loader of a rank may hold.
         """
-        request, facts = self._request, self._facts
+        request = self._request
+        facts = self._facts
         if _is_fixed(request):
             return [self._offer(request, memory)]
         first = self._offer(replace(request, mode="uniform", inside="sequential"), memory)
@@ -334,7 +342,8 @@ class _Offers:
         laned = [facts.kinds[kind] for number, kind in enumerate(facts.kind_of) if number not in uniform]
         if not laned and sum(source.frames for source in self._sources) <= request.in_flight:
             return [first]  # others differ in the slots of a round alone, and `_choose` takes the first of equal ones
-        gop, frames = max((source.gop for source in laned), default=1), sum(source.frames for source in laned)
+        gop = max((source.gop for source in laned), default=1)
+        frames = sum(source.frames for source in laned)
         together = request.batch_size * self._reader.workers
         quick = [lanes for lanes in lane_counts(request.batch_size) if opens_quickly(frames, gop, lanes, together)]
         laned_offers = [self._offer(replace(request, spread=lanes, uniform=uniform), memory) for lanes in quick]
@@ -359,7 +368,8 @@ class _Offers:
 def _candidate(offer: _Offer, sources: Sequence[CheckedSource], batch_size: int, seed: int) -> Candidate:
     settings = offer.arrangement.settings
     resolved = settings.resolve(sources)
-    specs, schedule = tuple(source.spec for source in resolved), (Entry(0, settings.slots),)
+    specs = tuple(source.spec for source in resolved)
+    schedule = (Entry(0, settings.slots),)
     spec = Spec(seed, batch_size, specs, schedule, settings.version)
     plan = describe_plan(offer.division, [source.name for source in sources])
     return Candidate(tuple(resolved), spec, plan, offer.cost, offer.arrangement.correlation)

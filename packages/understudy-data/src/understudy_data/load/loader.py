@@ -111,7 +111,8 @@ class Loader:
         request = make_request(datasets, options, num_threads=fitted)
         self._threads = fair_threads(processes_here()) if num_threads == "auto" else num_threads
         self._pins = pin or (self._device_copy is not None and self._device_copy.pins)
-        self._chosen, self._datasets = options.get("order") is None, request.datasets
+        self._chosen = options.get("order") is None
+        self._datasets = request.datasets
         self._prepare(request, advises=not self._chosen)
         self._workers: WorkerPool | None = None
         self._reading = threading.RLock()  # several threads may read; a signal handler, within a read
@@ -206,7 +207,8 @@ class Loader:
         if self._workers is not None and self._home == os.getpid():
             self._workers.stop()
             self._finalizer.detach()  # it would keep the workers, and their error with the frames of this loader
-            self._past_timings, self._workers = self.timings, None
+            self._past_timings = self.timings
+            self._workers = None
 
     def sync(self) -> None:
         """Make the journal durable."""

@@ -40,7 +40,10 @@ class WorkerPool:
     def __init__(
         self, request: BatchRequest, plan: MemoryPlan, buffers: BufferPool, substitutes: Substitutes | None = None
     ) -> None:
-        self._request, self._plan, self._buffers, self._substitutes = request, plan, buffers, substitutes
+        self._request = request
+        self._plan = plan
+        self._buffers = buffers
+        self._substitutes = substitutes
         self._low, self._high = request.share
         self._mixture = Mixture.from_datasets(request.datasets)
         self._shapes = image_shapes(request.datasets, request.image_size)
@@ -130,7 +133,8 @@ class WorkerPool:
             while (batch := self._wait_for_room(number, timings)) is not None:
                 builder.build(batch, batch.samples[thread])
                 with self._change:
-                    reads_rows, batch.has_reader = not batch.has_reader, True
+                    reads_rows = not batch.has_reader
+                    batch.has_reader = True
                 if reads_rows:
                     begin = perf_counter()
                     self._read_rows(batch)
@@ -144,7 +148,8 @@ class WorkerPool:
                     whole = self._assemble(batch)
                     if self._request.preprocess is not None:
                         whole = self._request.preprocess(whole)
-                    batch.rows, batch.images = whole, {}
+                    batch.rows = whole
+                    batch.images = {}
                     del whole
                     with self._change:
                         batch.ready = True
@@ -186,7 +191,8 @@ class WorkerPool:
         """Begin a batch: its samples, and memory for its images."""
         index = number - self._planned_from
         if index >= len(self._planned):
-            share, order = self._high - self._low, self._request.order
+            share = self._high - self._low
+            order = self._request.order
             count = min(max(1, self._block // share), max(1, number))  # the consumer waits for the first: it alone
             whole = (order.stop - self._request.position - self._high) // order.batch_size + 1
             if (count := min(count, whole - number)) < 1:
@@ -201,7 +207,8 @@ class WorkerPool:
 
     def _look_up(self, number: int, count: int) -> list[BatchInProgress | None]:
         """Look up the samples of `count` batches at once."""
-        request, threads = self._request, self._plan.num_threads
+        request = self._request
+        threads = self._plan.num_threads
         firsts = request.position + (number + np.arange(count)) * request.order.batch_size
         positions = (firsts[:, None] + np.arange(self._low, self._high)).astype(np.int64)
         samples = request.order.locate(positions.reshape(-1))
@@ -223,7 +230,8 @@ class WorkerPool:
 
     def _assign(self, positions: np.ndarray, source: np.ndarray, episode: np.ndarray) -> np.ndarray:
         """The thread of each position, int64 like `source`."""
-        order, flat = self._request.order, positions.reshape(-1)
+        order = self._request.order
+        flat = positions.reshape(-1)
         _, thread = order.lanes(flat)
         thread += source
         offset = np.broadcast_to(np.arange(positions.shape[1]), positions.shape).reshape(-1)
@@ -278,5 +286,6 @@ class WorkerPool:
 
             bad = int(batch.positions[i]), source, int(batch.episode[i]), int(batch.frame[i])
             batch.episode[i], batch.frame[i] = self._substitutes.find(*bad, reason, error_of)
-        batch.bad, batch.substituted = {}, True
+        batch.bad = {}
+        batch.substituted = True
         self._read_rows(batch)

@@ -149,7 +149,8 @@ class _SourceNeeds:
         """
         if policy.run_length == 0:
             return 0
-        run, lanes = policy.run_length, self.lanes or threads
+        run = policy.run_length
+        lanes = self.lanes or threads
         decoders = _GAPS * (lanes + 2 * threads) if policy.keep_decoder else 0.0
         waiting = min(lanes, self.together)
         if policy.keep_decoder:
@@ -159,7 +160,8 @@ class _SourceNeeds:
             held = self.clip * (lanes / 2 + (3 * lanes / 4) ** 0.5)  # three standard deviations above the mean
             frames = _GAPS * min(held + waiting, lanes * self.clip)
         elif run > 1:
-            half, thrice = run / 2, 3 * (lanes * threads) ** 0.5
+            half = run / 2
+            thrice = 3 * (lanes * threads) ** 0.5
             if policy.whole_gops:
                 held = lanes * half + thrice * run / 12**0.5
             else:  # of the lesser of two evenly spread numbers, below the run and below the clip
@@ -321,7 +323,8 @@ def plan_memory(
 
 def divide_memory(needs: RankNeeds, *, num_threads: int, memory: int) -> Division:
     """Divide the memory of a rank; otherwise as `plan_memory`."""
-    facts, largest = needs.facts, needs.largest_rows
+    facts = needs.facts
+    largest = needs.largest_rows
     has_images = facts.most(lambda source: source.sample) > 0
     threads = num_threads if has_images else 1  # Python reads rows one thread at a time
     if needs.least(1, largest) > memory:
@@ -369,8 +372,12 @@ def divide_memory(needs: RankNeeds, *, num_threads: int, memory: int) -> Divisio
 
 def describe_plan(division: Division, names: Sequence[str]) -> MemoryPlan:
     """Put a division of memory in words; `names` are those of the sources in the order."""
-    needs, memory, threads = division.needs, division.memory, division.num_threads
-    facts, keeps, ahead = needs.facts, division.keeps_decoded, division.batches_ahead
+    needs = division.needs
+    memory = division.memory
+    threads = division.num_threads
+    facts = needs.facts
+    keeps = division.keeps_decoded
+    ahead = division.batches_ahead
     policies = [source.policy(division.level) for source in needs.sources]
     items = [
         *needs.fixed(ahead, threads, division.all_rows),
@@ -407,7 +414,8 @@ def describe_plan(division: Division, names: Sequence[str]) -> MemoryPlan:
             Item("encoded images", stored_images * with_images, "row groups of images that are stored in rows")
         )
         total += items[-1].bytes
-    rows, reading = division.all_rows, division.reading
+    rows = division.all_rows
+    reading = division.reading
     if _has_single_file(facts) and total - rows < reading and total < memory:
         extra = min(rows + reading, memory) - total
         items.append(Item("reading", extra, "of the data file at the start, more than the items above but rows"))
@@ -458,7 +466,9 @@ def _source_words(source: _SourceNeeds, policy: DecodePolicy, keep: bool, thread
     if not source.facts.sample:
         return None, "", ""
     item = Item("clip readers of", source.reader_bytes(policy, threads), source.describe(policy))
-    of_cache, of_policy, best = "", "", source.policies[0]
+    of_cache = ""
+    of_policy = ""
+    best = source.policies[0]
     if source.facts.on_disk:
         of_cache = f"no decoded cache; its decoders need {megabytes(source.cached)} of memory"
     if policy != best:
@@ -494,7 +504,8 @@ def _choose_level(
 
 def needs_of_order(facts: FactGroups, order: Order, *, rank: int, world_size: int) -> RankNeeds:
     """What a rank reads in an existing order, at the end of its schedule."""
-    last, sources = order.spec.schedule[-1], order.spec.sources
+    last = order.spec.schedule[-1]
+    sources = order.spec.sources
     slots = (*last.slots, *[0] * (len(sources) - len(last.slots)))  # the others have left the mixture
     part_of, firsts = number_equal(
         (part.frames, part.clip, part.lanes, part.shuffle, part.inside, part.cut, count)
@@ -535,7 +546,8 @@ def needs_of_rank(
     total = sum(settings.slots)
     sources = []
     for d in firsts:
-        part, count = settings.parts[settings.part_of[d]], settings.slots[d]
+        part = settings.parts[settings.part_of[d]]
+        count = settings.slots[d]
         together = -(-(high - low) * count // total)
         sources.append(_needs(facts.kinds[facts.kind_of[d]], part, count, lanes[d], together))
     return RankNeeds(facts, tuple(sources), tuple(number_of), high - low)
@@ -599,7 +611,8 @@ def _lanes_of_rank(
     That is a rank's share of them where each lane keeps to one offset, and otherwise all. Sources without lanes, and
     those that have left the mixture, have 0.
     """
-    total, slots_of_part = sum(settings.slots), dict(zip(settings.part_of, settings.slots))
+    total = sum(settings.slots)
+    slots_of_part = dict(zip(settings.part_of, settings.slots))
     is_exact = settings.version == EXACT_VERSION
     lanes: list[int] = []  # of each part, where no offsets are fixed
     rounds: list[int] = []  # of each part; 0 where no offsets are fixed

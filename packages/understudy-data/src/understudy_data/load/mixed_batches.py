@@ -124,7 +124,8 @@ class Mixture:
 
     def _add_missing(self, source: int, part: dict[str, Any]) -> dict[str, Any]:
         """Part of a batch with its entries for cameras that some source lacks."""
-        count, more = len(part["episode_index"]), {}
+        count = len(part["episode_index"])
+        more = {}
         for camera, lack in self.missing.items():
             if source not in lack:
                 more[f"{camera}_is_missing"] = torch.zeros(count, dtype=torch.bool)
@@ -136,7 +137,8 @@ class Mixture:
         self, key: str, parts: Mapping[int, Tensor], places: Mapping[int, Tensor], window: bool
     ) -> dict[str, Tensor]:
         """The three entries of a key whose width differs between sources."""
-        count, width = sum(len(rows) for rows in places.values()), self.widths[key]
+        count = sum(len(rows) for rows in places.values())
+        width = self.widths[key]
         some = next(iter(parts.values()))
         joined = torch.zeros((count, *some.shape[1 : 1 + window], width), dtype=self.dtypes[key])
         real = torch.empty(count, dtype=torch.int64)
@@ -206,7 +208,8 @@ def _add(
 
 
 def _declared(dataset: EpisodeDataset) -> dict[str, _Declared]:
-    features, windows = dataset.catalog.features, dataset.windows
+    features = dataset.catalog.features
+    windows = dataset.windows
     declared: dict[str, _Declared] = {}
     for key in dict.fromkeys([*dataset.keys, *INDEX_KEYS]):
         feature = features.get(key)
@@ -225,9 +228,11 @@ def _declared(dataset: EpisodeDataset) -> dict[str, _Declared]:
                 dtype = f"{dtype} of depth as {pixels.dtype} {pixels.codes or ''} {pixels.unit or pixels.stored_unit}"
         elif key in dataset.catalog.sensors:
             sensor = dataset.catalog.sensors[key].feature
-            dtype, shape = np.dtype(sensor.dtype), sensor.value_shape
+            dtype = np.dtype(sensor.dtype)
+            shape = sensor.value_shape
         elif feature is not None:
-            dtype, shape = np.dtype(feature.dtype), () if key in INDEX_KEYS else feature.value_shape
+            dtype = np.dtype(feature.dtype)
+            shape = () if key in INDEX_KEYS else feature.value_shape
         declared[key] = dtype, windows.get(key, 0), shape
     return declared
 
@@ -310,7 +315,8 @@ class RowBatches:
         episode: np.ndarray,
         frame: np.ndarray,
     ) -> None:
-        self._datasets, self._mixture = datasets, mixture
+        self._datasets = datasets
+        self._mixture = mixture
         self._samples = positions, source, episode, frame
         self._lock = threading.Lock()
         self._read: list[dict[str, Any]] = []

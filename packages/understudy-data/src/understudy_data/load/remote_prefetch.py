@@ -20,7 +20,9 @@ from understudy_data.storage.cancel import cancel_when
 
 _RUN = 256  # samples of a clip per request: a request should be worth its latency and its work
 _FIRST_RUN = 16  # of the clips that begin together; their second samples request the rest
-_LEAST, _MOST = 4, 96  # batches ahead
+# batches ahead
+_LEAST = 4
+_MOST = 96
 _LOOKS = 4  # looks at the order per distance
 _SAMPLES = 1024  # ahead at least: a rate that is slow for want of bytes must not be taken for the consumer's
 _MARGIN = 4.0  # latencies: requests queue behind each other
@@ -30,11 +32,16 @@ class Prefetcher:
     """Thread that prefetches for one request. Local datasets are skipped."""
 
     def __init__(self, request: BatchRequest) -> None:
-        self._order, self._datasets, self._start = request.order, request.datasets, request.position
+        self._order = request.order
+        self._datasets = request.datasets
+        self._start = request.position
         self._low, self._high = request.share
         self._covered: set[int] = set()  # positions whose bytes were requested with earlier ones
         self._change = threading.Condition()
-        self._taken, self._wake_at, self._stopping = 0, 1, False  # batches taken, and how many to wait for
+        # batches taken, and how many to wait for
+        self._taken = 0
+        self._wake_at = 1
+        self._stopping = False
         self._first_taken = 0.0
         self._thread = threading.Thread(target=self._run, name="understudy-prefetch", daemon=True)
         self._thread.start()
@@ -76,7 +83,9 @@ class Prefetcher:
 
     def _run(self) -> None:
         cancel_when(lambda: self._stopping)
-        number, count = 0, 1  # the first batch alone, then as many at once as one look at the order is worth
+        # the first batch alone, then as many at once as one look at the order is worth
+        number = 0
+        count = 1
         while True:
             with self._change:
                 while not self._stopping and number:
@@ -112,7 +121,8 @@ class Prefetcher:
 
     def _fetch_run(self, position: int, source: int, dataset: EpisodeDataset) -> None:
         """Request the bytes of the samples of a clip from `position` on, as far as one request should reach."""
-        order, spec = self._order, self._order.spec.sources[source]
+        order = self._order
+        spec = self._order.spec.sources[source]
         early = position < self._start + first_round(order, source)
         count = _FIRST_RUN if early else _RUN
         first = position < self._start + order.batch_size
@@ -121,7 +131,9 @@ class Prefetcher:
         positions, episode, frame = order.rest_of_clip(position, max(spec.clip, 1 if spec.shuffle else _RUN))
         offset = (positions - self._start) % order.batch_size
         of_rank = (offset >= self._low) & (offset < self._high)
-        positions, episode, frame = positions[of_rank], episode[of_rank], frame[of_rank]
+        positions = positions[of_rank]
+        episode = episode[of_rank]
+        frame = frame[of_rank]
         rows, frames = dataset.frames_to_decode(episode, frame)
         dataset.prefetch_rows(rows[:count])
         for camera, numbers in frames.items():

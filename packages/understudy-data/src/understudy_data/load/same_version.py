@@ -101,7 +101,8 @@ class _FileBoard:
 
     def _other(self, ranks: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The latest entry of another rank, in another process, of the start that this rank belongs to."""
-        mine, found = ranks.get(str(self.rank), {}).get("start"), list[Mapping[str, Any]]()
+        mine = ranks.get(str(self.rank), {}).get("start")
+        found = list[Mapping[str, Any]]()
         for rank, entry in ranks.items():
             if rank == str(self.rank) or (entry["pid"], entry["host"]) == (os.getpid(), socket.gethostname()):
                 continue

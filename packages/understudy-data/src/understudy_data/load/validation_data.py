@@ -292,7 +292,8 @@ def _first_tasks(data: EpisodeDataset) -> np.ndarray:
     """First task of the episode of each segment, -1 where it has none: int64 (S,)."""
     table = data.catalog.episodes
     row = table.rows_of(data.segments[:, 0])
-    begin, end = table.task_offsets[row], table.task_offsets[row + 1]
+    begin = table.task_offsets[row]
+    end = table.task_offsets[row + 1]
     first_tasks = np.full(len(row), -1, np.int64)
     first_tasks[end > begin] = table.task_indices[begin[end > begin]]
     return first_tasks
@@ -315,7 +316,8 @@ def share_chunks(chunks: int, rank: int, world_size: int) -> tuple[list[int], in
 
     Chunks of a rank are neighbours, so each image is decoded by one rank. Some ranks have one chunk less than others.
     """
-    low, high = rank * chunks // world_size, (rank + 1) * chunks // world_size
+    low = rank * chunks // world_size
+    high = (rank + 1) * chunks // world_size
     return list(range(low, high)), -(-chunks // world_size)
 
 
@@ -381,9 +383,11 @@ def segment_quotas(segments: np.ndarray, stratum: np.ndarray, keys: np.ndarray, 
     """Return the number of sampled frames of each segment: int64 (S,), `total` in all. Arguments as `sample_frames`."""
     lengths = frame_counts(segments)
     order = np.argsort(stratum, kind="stable")
-    sizes, firsts = lengths[order], np.unique(stratum[order], return_index=True)[1]
+    sizes = lengths[order]
+    firsts = np.unique(stratum[order], return_index=True)[1]
     frames = np.add.reduceat(sizes, firsts)
-    quota, group = stratum_quotas(frames, total), np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(order)))
+    quota = stratum_quotas(frames, total)
+    group = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(order)))
     until = np.cumsum(sizes)
     until -= np.concatenate([[0], until])[firsts][group]  # frames of the stratum up to the end of each segment
     # The phase of a stratum is drawn; otherwise the last episodes would always be favoured.
@@ -413,10 +417,13 @@ def sample_frames(
     counts = lengths if whole else segment_quotas(segments, stratum, keys, total)
     segment = np.repeat(np.arange(len(segments)), counts)
     number = np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts)  # within its segment
-    start, length, count = segments[segment, 1], lengths[segment], counts[segment]
+    start = segments[segment, 1]
+    length = lengths[segment]
+    count = counts[segment]
     if whole:
         return segment, start + number
-    low, high = number * length // count, (number + 1) * length // count
+    low = number * length // count
+    high = (number + 1) * length // count
     place = (_draw("held-out frame", segments[segment, 0], start + low, keys[segment]) * (high - low)).astype(np.int64)
     return segment, start + low + np.minimum(place, high - low - 1)
 

@@ -19,8 +19,12 @@ _KEY = 6.0  # cost of a key frame, in other frames
 _START = 0.5  # a decoder that starts over, in other frames
 _PASSED = 0.7  # a frame on the way to another, which is not converted
 _AHEAD = 4.0  # frames that a lane decodes ahead when it opens: half a run
-_OPENING, _LARGE_OPENING = 32.0, 1024.0  # the most batches' cost of opening all lanes; of a large source
-_LARGE, _SHARE = 100_000, 0.04  # frames of a large source; and the share of its epoch that the opening may cost
+# the most batches' cost of opening all lanes; of a large source
+_OPENING = 32.0
+_LARGE_OPENING = 1024.0
+# frames of a large source; and the share of its epoch that the opening may cost
+_LARGE = 100_000
+_SHARE = 0.04
 _MANY = 8  # lanes per sample up to which a large source may open slowly: more mix hardly better
 
 

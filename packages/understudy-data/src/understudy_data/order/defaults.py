@@ -97,7 +97,8 @@ def choose_clips(
 def choose_clip(frames: int, gop: int, reach: tuple[int, int], lanes: int, most: int | None = None) -> ClipChoice:
     """Choose the clips of a source for a number of lanes, with at most `most` frames where they can be so short."""
     lanes = min(lanes, frames)
-    halo, length = sum(reach), frames // lanes
+    halo = sum(reach)
+    length = frames // lanes
     wish = max(_CLIP, 8 * halo)
     reasons = [f"clips of {wish} or more"]
     if wish > _CLIP:
@@ -168,11 +169,13 @@ def _choose_slots(weights: tuple[float, ...], batch_size: int, top: int) -> tupl
     """Slots of the best period of at most `top` batches."""
     total = sum(weights)
     counts = sorted({top - top * step // 64 for step in range(17)}, reverse=True)
-    best, best_error = None, float("inf")
+    best = None
+    best_error = float("inf")
     for slots in (batch_size * count for count in counts):
         shares = share_slots(weights, slots)
         error = max(abs(s * total / (w * slots) - 1) for s, w in set(zip(shares, weights)))
         if min(shares) > 0 and error < best_error:
-            best, best_error = shares, error
+            best = shares
+            best_error = error
     assert best is not None  # the largest period gives the smallest weight a quota of at least 1
     return best

@@ -57,7 +57,8 @@ def design_effect(episode: np.ndarray, frame: np.ndarray, model: Correlation | N
         ValueError: the shapes differ, are not (W, n), or n is 0.
     """
     model = model or Correlation()
-    episode, frame = np.asarray(episode), np.asarray(frame)
+    episode = np.asarray(episode)
+    frame = np.asarray(frame)
     if episode.shape != frame.shape or episode.ndim != 2 or episode.shape[1] == 0:
         raise ValueError(
             f"design_effect: episode {episode.shape}, frame {frame.shape}: both must be (windows, samples > 0)"
@@ -65,7 +66,9 @@ def design_effect(episode: np.ndarray, frame: np.ndarray, model: Correlation | N
     windows, n = episode.shape
     window = np.repeat(np.arange(windows), n)
     by = np.lexsort((frame.ravel(), episode.ravel(), window))
-    window, e, f = window[by], episode.ravel()[by], frame.ravel()[by].astype(np.float64)
+    window = window[by]
+    e = episode.ravel()[by]
+    f = frame.ravel()[by].astype(np.float64)
 
     # Begins of the groups of one (window, episode), and of one (window, episode, frame).
     new_episode = np.ones(window.size, bool)

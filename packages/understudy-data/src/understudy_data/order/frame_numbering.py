@@ -103,7 +103,8 @@ class Layout:
             row = self.rows.find(line)
             return self.segments[row, 0], self.segments[row, 2] - (self.rows.ends[row] - line)
         whole = self.rows.total * self.stretch
-        episode, frame = np.empty_like(line), np.empty_like(line)
+        episode = np.empty_like(line)
+        frame = np.empty_like(line)
         full = line < whole
         episode[full], frame[full] = self._in_stretch(line[full])
         episode[~full], frame[~full] = self._in_rest(line[~full] - whole)
@@ -111,10 +112,12 @@ class Layout:
 
     def line_number(self, row: int, frame: int) -> int:
         """Line number of `frame` in the episode of segment `row`, which holds it."""
-        start, stop = int(self.segments[row, 1]), int(self.segments[row, 2])
+        start = int(self.segments[row, 1])
+        stop = int(self.segments[row, 2])
         if not self.stretch:
             return int(self.rows.ends[row]) - (stop - frame)
-        first, last = -(-start // self.stretch), stop // self.stretch
+        first = -(-start // self.stretch)
+        last = stop // self.stretch
         if first <= frame // self.stretch < last:
             return (int(self.rows.ends[row]) - last) * self.stretch + frame
         behind = stop - frame if frame >= last * self.stretch else stop - frame - max(0, last - first) * self.stretch
@@ -129,7 +132,8 @@ class Layout:
     def _in_rest(self, line: Ints) -> tuple[Ints, Ints]:
         row = self.rests.find(line)
         episode, start, stop = self.segments[row].T
-        first, last = -(-start // self.stretch), stop // self.stretch
+        first = -(-start // self.stretch)
+        last = stop // self.stretch
         frame = stop - (self.rests.ends[row] - line)
         before = frame < last * self.stretch  # before the whole stretches, not behind them
         return episode, np.where(before, frame - (last - first) * self.stretch, frame)
@@ -152,7 +156,8 @@ def make_layout(segments: Ints, stretch: int = 0, share: Share = at_once) -> Lay
 
 def _make_finders(segments: Ints, stretch: int) -> tuple[int, dict[str, Any], dict[str, Any]]:
     """Frames of the layout, and the fields of its finders."""
-    starts, stops = segments[:, 1], segments[:, 2]
+    starts = segments[:, 1]
+    stops = segments[:, 2]
     ends = stops - starts
     np.cumsum(ends, out=ends)
     if not stretch:

@@ -67,7 +67,8 @@ class Lanes:
         if not self.shuffle:
             count = self.frames - p
         elif self.clip == 1:
-            count, first = 1, None
+            count = 1
+            first = None
         else:
             i, lane = divmod(p, self.lanes)
             length, longer = divmod(self.frames, self.lanes)
@@ -95,7 +96,8 @@ class Lanes:
         return out
 
     def _forward(self, epoch: int, p: Words) -> Words:
-        n, s = np.uint64(self.frames), np.uint64(self.clip)
+        n = np.uint64(self.frames)
+        s = np.uint64(self.clip)
         of = _epoch(self, epoch)
         q = p
         if self.lanes > 1:
@@ -120,7 +122,8 @@ class Lanes:
         return clip
 
     def _backward(self, epoch: int, line: Words) -> Words:
-        n, s = np.uint64(self.frames), np.uint64(self.clip)
+        n = np.uint64(self.frames)
+        s = np.uint64(self.clip)
         of = _epoch(self, epoch)
         clip = line // s
         offset = line - clip * s

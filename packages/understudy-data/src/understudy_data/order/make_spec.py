@@ -155,7 +155,8 @@ def check_source(source: Frames) -> CheckedSource:
         ValueError: see `check_segments`; a GOP below 1, or a negative reach.
     """
     rows, frames, digest = measure_source(source)
-    gop, reach = int(source.gop), (int(source.reach[0]), int(source.reach[1]))
+    gop = int(source.gop)
+    reach = (int(source.reach[0]), int(source.reach[1]))
     if gop < 1 or min(reach) < 0:
         raise ValueError(f"source {source.name!r}: gop {gop} must be at least 1, reach {reach} not negative")
     return CheckedSource(source.name, rows, frames, digest, gop, reach, getattr(source, "share", at_once))
@@ -282,18 +283,22 @@ def choose_settings(
         return Settings((groups[0].spec,), (groups[0].reasons,), (0,), (1,), ORDER_VERSION)
     lanes = request.lanes or request.spread or _slots([groups[number].spec for number in group_of], weights, request)
     batch_size = 1 if request.lanes else request.batch_size
-    slots, version = choose_slots(weights, batch_size, lanes, [source.name for source in sources]), ORDER_VERSION
+    slots = choose_slots(weights, batch_size, lanes, [source.name for source in sources])
+    version = ORDER_VERSION
     counts: Sequence[int] = slots
     in_lanes = [group.spec.lanes > 1 for group in groups]
     if not are_met(slots, weights, _EXACT):
-        slots, version = share_slots(weights, max(1, -(-lanes // batch_size)) * batch_size * UNIT), EXACT_VERSION
-        counts, in_lanes = count_lanes(slots), [group.spec.clip > 1 for group in groups]
+        slots = share_slots(weights, max(1, -(-lanes // batch_size)) * batch_size * UNIT)
+        version = EXACT_VERSION
+        counts = count_lanes(slots)
+        in_lanes = [group.spec.clip > 1 for group in groups]
     part_of, firsts = number_equal(zip(group_of, slots, counts))
     parts = []
     for d in firsts:
         group = group_of[d]
         parts.append(resolve(d, counts[d]) if in_lanes[group] else groups[group])
-    specs, reasons = tuple(part.spec for part in parts), tuple(part.reasons for part in parts)
+    specs = tuple(part.spec for part in parts)
+    reasons = tuple(part.reasons for part in parts)
     return Settings(specs, reasons, tuple(part_of), slots, version)
 
 
@@ -398,7 +403,8 @@ def reweigh(
     Raises:
         ValueError: `position` is not behind the last entry of the schedule, or a name is unknown.
     """
-    position, last = as_int("position", position), spec.schedule[-1].position
+    position = as_int("position", position)
+    last = spec.schedule[-1].position
     if position <= last:
         raise ValueError(f"position {position}: the schedule already has an entry at {last}; change after it")
     names = [s.name for s in spec.sources] + [source.name for source in add]
@@ -418,7 +424,8 @@ def reweigh(
     by_name = dict(zip(named, slots))
     entry = Entry(position, tuple(by_name.get(name, 0) for name in names))
     in_flight = default_in_flight(spec.batch) if frames_in_flight is None else frames_in_flight
-    request, total = OrderRequest(mode, spec.batch, in_flight), sum(slots)
+    request = OrderRequest(mode, spec.batch, in_flight)
+    total = sum(slots)
     lanes = dict(zip(named, count_lanes(slots))) if spec.version == EXACT_VERSION else {}
     added = [resolve_source(check_source(new), by_name[new.name] / total, request, lanes.get(new.name)) for new in add]
     sources = (*spec.sources, *(part.spec for part in added))

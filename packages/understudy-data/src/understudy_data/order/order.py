@@ -55,14 +55,17 @@ class Order:
         weights: Sequence[float] = (),
         file: "OrderFile | None" = None,
     ) -> None:
-        self.spec, self.file = spec, file
+        self.spec = spec
+        self.file = file
         self.layouts = tuple(layouts)
         self._reasons, self._weights = tuple(reasons), tuple(weights)  # known for a new order only
         self._mix = SharedSlots(spec) if spec.version == EXACT_VERSION else WholeSlots(spec)
-        self.start, self.stop = 0, 2 * LARGEST - 1
+        self.start = 0
+        self.stop = 2 * LARGEST - 1
         """First position, and the position behind the last whole batch of a file."""
         if file is not None:
-            self.start, self.stop = file.start, file.stop - (file.stop - file.start) % spec.batch
+            self.start = file.start
+            self.stop = file.stop - (file.stop - file.start) % spec.batch
 
     @classmethod
     def from_datasets(
@@ -101,7 +104,9 @@ class Order:
         Raises:
             ValueError: an argument of which no order can be made; names the source, the value and the rule.
         """
-        sources, batch_size, seed = as_list(sources), as_int("batch_size", batch_size), check_seed(seed)
+        sources = as_list(sources)
+        batch_size = as_int("batch_size", batch_size)
+        seed = check_seed(seed)
         clip, lanes = (None if n is None else as_int(name, n) for name, n in (("clip", clip), ("lanes", lanes)))
         in_flight = default_in_flight(batch_size) if frames_in_flight is None else frames_in_flight
         request = OrderRequest(mode, batch_size, in_flight, clip, lanes, inside)
@@ -132,7 +137,8 @@ class Order:
         Raises:
             ValueError: the sources do not have the frames of the saved order; names each difference.
         """
-        sources, saved = as_list(sources), spec if isinstance(spec, Spec) else Spec.from_json(spec)
+        sources = as_list(sources)
+        saved = spec if isinstance(spec, Spec) else Spec.from_json(spec)
         if len(sources) != len(saved.sources):
             names = ", ".join(source.name for source in saved.sources)
             raise ValueError(f"the saved order has {len(saved.sources)} sources ({names}), {len(sources)} were given")
@@ -239,7 +245,8 @@ class Order:
         source, line = self._lines(positions)
         if len(self.layouts) == 1:
             return source, *self.layouts[0].locate(line)
-        episode, frame = np.empty_like(source), np.empty_like(source)
+        episode = np.empty_like(source)
+        frame = np.empty_like(source)
         for group in group_by(source):
             episode[group], frame[group] = self.layouts[int(source[group[0]])].locate(line[group])
         return source, episode, frame
@@ -308,7 +315,8 @@ class Order:
         most `most`, and never the frame itself. They depend on the position alone.
         """
         d, line = self._line(position)
-        clip, frames = self.spec.sources[d].clip, self.layouts[d].frames
+        clip = self.spec.sources[d].clip
+        frames = self.layouts[d].frames
         start = line // clip * clip
         stop = min(start + clip, frames)
         count = min(most, frames - 1)
@@ -322,7 +330,8 @@ class Order:
             source, line = self._lines(as_positions([position]))
             return int(source[0]), int(line[0])
         d, episode, frame = (int(part[0]) for part in self.locate([position]))
-        layout, rows = self.layouts[d], self.layouts[d].segments
+        layout = self.layouts[d]
+        rows = self.layouts[d].segments
         holding = (rows[:, 0] == episode) & (rows[:, 1] <= frame) & (frame < rows[:, 2])
         return d, layout.line_number(int(holding.argmax()), frame)
 
@@ -340,7 +349,8 @@ class Order:
             raise ValueError(f"source {source}: there are {len(self.layouts)} sources, counted from 0")
         if len(epochs) and min(epochs) < 0:
             raise ValueError(f"epochs {epochs}: epochs start at 0")
-        layout, lanes = self.layouts[source], self._mix.lines[source]
+        layout = self.layouts[source]
+        lanes = self._mix.lines[source]
         rows = layout.segments
         holding = np.flatnonzero((rows[:, 0] == episode) & (rows[:, 1] <= frame) & (frame < rows[:, 2]))
         if not len(holding):

@@ -97,8 +97,10 @@ COUNTERS_PER_PASS = 16384
 
 _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
-_MULTIPLY_0, _MULTIPLY_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
+_MULTIPLY_0 = np.uint64(0xD2511F53)
+_MULTIPLY_1 = np.uint64(0xCD9E8D57)
+_WEYL_0 = 0x9E3779B9
+_WEYL_1 = 0xBB67AE85
 _ROUNDS = 10
 
 
@@ -109,8 +111,12 @@ def philox(key: int, low: Words, high: Words) -> tuple[Words, Words]:
     two halves and then high's, least significant first. With output words o0..o3 the result is
     (o0 + 2^32 o1, o2 + 2^32 o3).
     """
-    c0, c1, c2, c3 = low & _LOW, low >> _32, high & _LOW, high >> _32
-    k0, k1 = key & 0xFFFFFFFF, (key >> 32) & 0xFFFFFFFF
+    c0 = low & _LOW
+    c1 = low >> _32
+    c2 = high & _LOW
+    c3 = high >> _32
+    k0 = key & 0xFFFFFFFF
+    k1 = (key >> 32) & 0xFFFFFFFF
     for _ in range(_ROUNDS):
         product_0 = c0 * _MULTIPLY_0
         product_1 = c2 * _MULTIPLY_1
@@ -122,7 +128,8 @@ def philox(key: int, low: Words, high: Words) -> tuple[Words, Words]:
         c2 ^= c3
         np.bitwise_and(product_1, _LOW, out=c1)
         np.bitwise_and(product_0, _LOW, out=c3)
-        k0, k1 = (k0 + _WEYL_0) & 0xFFFFFFFF, (k1 + _WEYL_1) & 0xFFFFFFFF
+        k0 = (k0 + _WEYL_0) & 0xFFFFFFFF
+        k1 = (k1 + _WEYL_1) & 0xFFFFFFFF
     c1 <<= _32
     c3 <<= _32
     c0 |= c1
@@ -137,7 +144,8 @@ INDICES_PER_PASS = 32768
 """Indices per pass: few enough for the second-level cache, and enough to spread numpy's cost per call."""
 
 _own = threading.local()
-_HASH_1, _HASH_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+_HASH_1 = np.uint64(0x9E3779B97F4A7C15)
+_HASH_2 = np.uint64(0xD6E8FEB86659FD93)
 
 
 @dataclass(frozen=True)
@@ -191,7 +199,8 @@ class Feistel:
 
     def _encrypt(self, x: Words, left: Words, right: Words, scratch: Words, spare: Words) -> None:
         """Set `left` to the network's image of x. The other three are working space. All have one length."""
-        a, b = np.uint64(self.a), np.uint64(self.b)
+        a = np.uint64(self.a)
+        b = np.uint64(self.b)
         self._halves(x, left, right, b)
         for number, key in enumerate(self.keys):
             half, other, radix = (left, right, a) if number % 2 == 0 else (right, left, b)
@@ -204,7 +213,8 @@ class Feistel:
 
     def _decrypt(self, y: Words, left: Words, right: Words, scratch: Words, spare: Words) -> None:
         """Set `left` to the network's inverse of y. The other three are working space."""
-        a, b = np.uint64(self.a), np.uint64(self.b)
+        a = np.uint64(self.a)
+        b = np.uint64(self.b)
         self._halves(y, left, right, b)
         for number in range(len(self.keys) - 1, -1, -1):
             half, other, radix = (left, right, a) if number % 2 == 0 else (right, left, b)
@@ -295,10 +305,14 @@ def _each(x: Words, sizes: Words, keys: Words, forward: bool) -> Words:
     y = x.copy()
     outside = np.arange(len(x))  # images not yet in the domain
     while len(outside):
-        image, radix_a, radix_b, key = y[outside], a[outside], b[outside], keys[outside]
+        image = y[outside]
+        radix_a = a[outside]
+        radix_b = b[outside]
+        key = keys[outside]
         left = image // radix_b
         right = image - left * radix_b
-        scratch, spare = np.empty_like(left), np.empty_like(left)
+        scratch = np.empty_like(left)
+        spare = np.empty_like(left)
         for number in range(ROUNDS) if forward else reversed(range(ROUNDS)):
             round_key = key ^ np.uint64(mix64((number + 1) * _GAMMA))
             half, other, radix = (left, right, radix_a) if number % 2 == 0 else (right, left, radix_b)

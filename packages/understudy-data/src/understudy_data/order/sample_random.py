@@ -131,7 +131,8 @@ def natural_log(x: "np.ndarray[Any, np.dtype[np.float64]]") -> "np.ndarray[Any, 
 
 
 def _draw(seed: int, purpose: str, positions: Any, shape: tuple[int, ...], kind: Any) -> Floats:
-    numbers, count = _positions(positions), prod(shape)
+    numbers = _positions(positions)
+    count = prod(shape)
     blocks = -(-count // 4)
     out = np.empty((len(numbers), 4 * blocks), np.float32)
     for part, words in _blocks(make_key(seed, purpose), numbers, 0, blocks):

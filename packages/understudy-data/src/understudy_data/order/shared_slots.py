@@ -53,7 +53,8 @@ MOST_OFF = 7
 
 def count_lanes(parts: Sequence[int]) -> tuple[int, ...]:
     """Count the slots, whole or shared, that each source has a part of."""
-    counts, offset = [], 0
+    counts = []
+    offset = 0
     for part in parts:
         rest = part % UNIT
         shared = -(-(offset + rest) // UNIT) - offset // UNIT if rest else 0
@@ -118,7 +119,9 @@ class Round:
             (source, lane, earlier visits of the lane, earlier samples of the source).
         """
         rounds, slot = np.divmod(x, self.slots)
-        source, lane, visit = self.owner[slot], self.number[slot], rounds.copy()
+        source = self.owner[slot]
+        lane = self.number[slot]
+        visit = rounds.copy()
         ahead = lane.copy()
         if len(is_shared := np.flatnonzero(source < 0)):
             leaf, visit[is_shared] = self._descend(lane[is_shared], rounds[is_shared])
@@ -141,8 +144,10 @@ class Round:
 
     def find(self, d: int, index: int) -> int:
         """Position of sample number `index` of source d."""
-        near, step = index * UNIT // self.parts[d], 1 + 8 * UNIT // self.parts[d]
-        low, high = max(0, near - step), near + step
+        near = index * UNIT // self.parts[d]
+        step = 1 + 8 * UNIT // self.parts[d]
+        low = max(0, near - step)
+        high = near + step
         while self._in_rounds(d, high) <= index:
             high += step
         while self._in_rounds(d, low) > index:
@@ -150,7 +155,8 @@ class Round:
         while high - low > 1:  # `low` rounds hold at most `index` samples, `high` rounds hold more
             middle = (low + high) // 2
             low, high = (middle, high) if self._in_rounds(d, middle) <= index else (low, middle)
-        before, behind = self.visits(d, low * self.slots), self.visits(d, high * self.slots)
+        before = self.visits(d, low * self.slots)
+        behind = self.visits(d, high * self.slots)
         slots = np.sort(self.slots_of[d][behind > before])
         return low * self.slots + int(slots[index - int(before.sum())])
 
@@ -168,7 +174,8 @@ class Round:
         return rounds * int(self.whole[d]) + int(self._count(leaves, np.full(len(leaves), rounds, np.int64)).sum())
 
     def _descend(self, shared: Ints, x: Ints) -> tuple[Ints, Ints]:
-        node, x = self.root[shared], x.copy()
+        node = self.root[shared]
+        x = x.copy()
         while len(inner := np.flatnonzero(node >= 0)):
             a, b, to_left, to_right = self.share[node[inner]].T
             before = _lefts(x[inner], a, b)
@@ -206,7 +213,8 @@ def _nth_right(n: Ints, a: int, b: int) -> Ints:
 @lru_cache(maxsize=16)
 def make_round(parts: tuple[int, ...]) -> Round:
     """Make the round in which source d has `parts[d]` of sum(parts) = M * UNIT parts."""
-    sources, whole = len(parts), [part // UNIT for part in parts]
+    sources = len(parts)
+    whole = [part // UNIT for part in parts]
     members: list[list[tuple[int, int]]] = [[] for _ in range((sum(parts) - sum(whole) * UNIT) // UNIT)]
     offset = 0
     for d, part in enumerate(parts):
@@ -214,7 +222,8 @@ def make_round(parts: tuple[int, ...]) -> Round:
         while rest:
             taken = min(rest, UNIT - offset % UNIT)
             members[offset // UNIT].append((d, taken))
-            offset, rest = offset + taken, rest - taken
+            offset = offset + taken
+            rest = rest - taken
     period = make_period((*whole, len(members)))
     slots_of = [places.tolist() for places in period.slots_of[:sources]]
     leaves: list[tuple[int, int, int, int]] = []
@@ -234,7 +243,8 @@ def make_round(parts: tuple[int, ...]) -> Round:
         behind = np.cumsum([weight for _, weight in parted])
         b = int(behind[-1])
         cut = 1 + int(np.argmin(abs(2 * behind[:-1] - b)))  # as near to halves as possible
-        a, node = int(behind[cut - 1]), len(share)
+        a = int(behind[cut - 1])
+        node = len(share)
         share.append([a, b, 0, 0])
         share[node][2] = grow(parted[:cut], slot, [*path, (a, b, True)])
         share[node][3] = grow(parted[cut:], slot, [*path, (a, b, False)])
@@ -362,9 +372,11 @@ class SharedSlots:
             (source, positions int64 (k,), line numbers of their frames uint64 (k,)).
         """
         k = bisect_right(self._begins, position) - 1
-        begin, round_ = self._begins[k], self.rounds[k]
+        begin = self._begins[k]
+        round_ = self.rounds[k]
         d, lane, visit, stream = (int(of[0]) for of in round_.locate(np.array([position - begin])))
-        frames, index = self._frames[d], stream + self._before[k][d]
+        frames = self._frames[d]
+        index = stream + self._before[k][d]
         if self._in_lanes[d]:
             cut = self._cut(k, d, index // frames)
             q = int(cut.begin[lane]) + visit - int(cut.first[lane])
@@ -383,7 +395,9 @@ class SharedSlots:
     def _located(self, positions: Words) -> tuple[Ints, Ints, Ints]:
         x = positions.view(np.int64)
         number = np.searchsorted(np.array(self._begins), x, side="right") - 1
-        source, index, lane = np.empty_like(x), np.empty_like(x), np.empty_like(x)
+        source = np.empty_like(x)
+        index = np.empty_like(x)
+        lane = np.empty_like(x)
         for group in group_by(number):
             k = int(number[group[0]])
             source[group], index[group], lane[group] = self._in_entry(k, x[group] - self._begins[k])
@@ -398,7 +412,8 @@ class SharedSlots:
         by = rows[np.lexsort((epoch[rows], source[rows]))]
         changes = np.flatnonzero((np.diff(source[by]) != 0) | (np.diff(epoch[by]) != 0)) + 1
         for group in np.split(by, changes) if len(by) else []:
-            d, e = int(source[group[0]]), int(epoch[group[0]])
+            d = int(source[group[0]])
+            e = int(epoch[group[0]])
             cut = self._cut(k, d, e)
             q = cut.begin[lane[group]] + visit[group] - cut.first[lane[group]]
             index[group] = e * self._frames[d] + cut.line(q)
@@ -435,10 +450,14 @@ class SharedSlots:
         return stretches
 
     def _stretches(self, k: int, d: int, epoch: int) -> Stretches:
-        round_, before, frames = self.rounds[k], self._before[k][d], self._frames[d]
+        round_ = self.rounds[k]
+        before = self._before[k][d]
+        frames = self._frames[d]
         none = np.empty(0, np.int64)
-        start, ends = none, none
-        begin, first = epoch * frames - before, np.zeros(len(round_.slots_of[d]), np.int64)
+        start = none
+        ends = none
+        begin = epoch * frames - before
+        first = np.zeros(len(round_.slots_of[d]), np.int64)
         if begin > 0:
             first = round_.visits(d, round_.find(d, begin))
         elif begin < 0:
@@ -451,13 +470,17 @@ class SharedSlots:
         k -= 1
         while not len(self.rounds[k].slots_of[d]):
             k -= 1
-        cut, passed = self._cut(k, d, epoch), self._begins[k + 1] - self._begins[k]
+        cut = self._cut(k, d, epoch)
+        passed = self._begins[k + 1] - self._begins[k]
         read = np.clip(self.rounds[k].visits(d, passed) - cut.first, 0, cut.count)
-        low, high = cut.begin + read, cut.begin + cut.count
+        low = cut.begin + read
+        high = cut.begin + cut.count
         # If that was itself a rest, its pieces cut the lanes' stretches further.
         edges = np.unique(np.concatenate([low, high, cut.ends]))
-        lows, highs = edges[:-1], edges[1:]
+        lows = edges[:-1]
+        highs = edges[1:]
         owner = np.searchsorted(high, lows, side="right")
         keep = (owner < len(low)) & (lows >= low[np.minimum(owner, len(low) - 1)])
-        lows, highs = lows[keep], highs[keep]
+        lows = lows[keep]
+        highs = highs[keep]
         return cut.line(lows), np.cumsum(highs - lows)

@@ -85,7 +85,8 @@ def share_errors(
     Returns:
         (source, its share, the share of its weight), the largest error first.
     """
-    total, whole = sum(slots), sum(weights)
+    total = sum(slots)
+    whole = sum(weights)
     shares = [(d, count / total, weight / whole) for d, (count, weight) in enumerate(zip(slots, weights))]
     off = [(abs(share / target - 1), d, share, target) for d, share, target in shares]
     return [(d, share, target) for error, d, share, target in sorted(off, reverse=True) if error > tolerance]
@@ -93,7 +94,8 @@ def share_errors(
 
 def are_met(slots: Sequence[int], weights: Sequence[float], tolerance: float) -> bool:
     """Whether no share has a relative error above `tolerance`: `share_errors` is empty."""
-    total, whole = sum(slots), sum(weights)
+    total = sum(slots)
+    whole = sum(weights)
     return all(abs((count / total) / (weight / whole) - 1) <= tolerance for count, weight in set(zip(slots, weights)))
 
 
@@ -165,7 +167,8 @@ class WholeSlots:
         """Source (int64) of positions uint64 (n,), and index (uint64) in the endless stream of that source."""
         if len(self._starts) == 1:
             return self._in_entry(0, positions)
-        source, index = np.empty(positions.shape, np.int64), np.empty_like(positions)
+        source = np.empty(positions.shape, np.int64)
+        index = np.empty_like(positions)
         entry = np.searchsorted(self._starts, positions, side="right") - 1
         for group in group_by(entry):
             source[group], index[group] = self._in_entry(int(entry[group[0]]), positions[group])
@@ -205,7 +208,8 @@ class WholeSlots:
         Indices behind the end of the source are left out.
         """
         number = int(np.searchsorted(self._starts, np.uint64(position), side="right")) - 1
-        entry, period = self._spec.schedule[number], self._periods[number]
+        entry = self._spec.schedule[number]
+        period = self._periods[number]
         rounds, slot = np.divmod(index.view(np.int64) - self._before[number][d], entry.slots[d])
         positions = entry.position + rounds * len(period.source) + period.slots_of[d][slot]
         if number + 1 == len(self._spec.schedule) or positions[-1] < self._spec.schedule[number + 1].position:
@@ -216,7 +220,8 @@ class WholeSlots:
     def position(self, d: int, index: int) -> int | None:
         """Position of stream index `index` of source d; None if it never comes up."""
         for number in reversed(range(len(self._spec.schedule))):
-            entry, before = self._spec.schedule[number], self._before[number][d]
+            entry = self._spec.schedule[number]
+            before = self._before[number][d]
             if d >= len(entry.slots) or not entry.slots[d] or index < before:
                 continue
             rounds, slot = divmod(index - before, entry.slots[d])
@@ -240,13 +245,16 @@ class WholeSlots:
     def _stream(self, position: int) -> tuple[int, int]:
         """`streams` of one position, in plain integers: numpy's calls would cost ten times as much."""
         number = bisect_right(self._spec.schedule, position, key=lambda entry: entry.position) - 1
-        entry, period = self._spec.schedule[number], self._periods[number]
+        entry = self._spec.schedule[number]
+        period = self._periods[number]
         rounds, slot = divmod(position - entry.position, len(period.source))
         d = int(period.source[slot])
         return d, self._before[number][d] + rounds * entry.slots[d] + int(period.before[slot])
 
     def _in_entry(self, number: int, positions: Words) -> tuple[Ints, Words]:
-        entry, period, before = self._spec.schedule[number], self._periods[number], self._before[number]
+        entry = self._spec.schedule[number]
+        period = self._periods[number]
+        before = self._before[number]
         total = len(period.source)
         relative = positions - np.uint64(entry.position) if entry.position else positions
         if total == 1:

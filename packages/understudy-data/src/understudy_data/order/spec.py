@@ -243,7 +243,8 @@ def _check_keys(kind: type, data: Any, where: str) -> None:
     if not isinstance(data, dict):
         raise ValueError(f"{where}: {str(data)[:80]!r} is no JSON object; give the text of `to_json`")
     names = {field.name for field in fields(kind)}
-    missing, unknown = sorted(names - set(data)), sorted(set(data) - names)
+    missing = sorted(names - set(data))
+    unknown = sorted(set(data) - names)
     if missing or unknown:
         raise ValueError(f"{where}: missing {missing}, unknown {unknown}; it was written by another release or edited")
 

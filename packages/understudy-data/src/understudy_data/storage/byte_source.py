@@ -88,7 +88,8 @@ class LocalSource(ByteSource):
     """A local file, read with `preadv`. A read after `close` opens it again."""
 
     def __init__(self, path: str) -> None:
-        self.where, self.tag = path, ""
+        self.where = path
+        self.tag = ""
         file = self._open()  # this reference keeps it open
         stat = os.fstat(file.number)
         self.size, self.tag = stat.st_size, _tag(stat)
@@ -143,7 +144,8 @@ class _Raw(io.RawIOBase):
     """A source with a current position, for readers that need a file object."""
 
     def __init__(self, source: ByteSource) -> None:
-        self._source, self._at = source, 0
+        self._source = source
+        self._at = 0
 
     def readable(self) -> bool:
         return True

@@ -81,7 +81,8 @@ class Spans:
 
     def overlapping(self, start: int, end: int) -> list[Span]:
         """Return the spans that overlap [start, end), sorted by start."""
-        low, high = bisect.bisect_right(self._reach, start), bisect.bisect_left(self._starts, end)
+        low = bisect.bisect_right(self._reach, start)
+        high = bisect.bisect_left(self._starts, end)
         return [span for span in self._spans[low:high] if span.end > start]
 
 
@@ -146,7 +147,8 @@ class CacheBudget:
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
-        self._folder, self._max_bytes = folder, max_bytes
+        self._folder = folder
+        self._max_bytes = max_bytes
         self._full_until = 0.0
 
     def warn_unwritable(self, error: OSError) -> None:
@@ -168,7 +170,8 @@ class CacheBudget:
             text = os.pread(file, 32, 0)
             used = int(text) if text.isdigit() else None
             if used is not None and used + count <= self._max_bytes:
-                fits, used = True, used + count
+                fits = True
+                used = used + count
             elif time.monotonic() < self._full_until:
                 return False
             else:
@@ -200,7 +203,8 @@ class CacheBudget:
 
         The caller holds the lock of `used`. Returns the bytes of all remaining spans and claims.
         """
-        total, spans = 0, []
+        total = 0
+        spans = []
         for folder in _list_objects(os.path.join(self._folder, "objects")):
             for entry in _scan(folder):
                 name = entry.name

@@ -42,7 +42,9 @@ if TYPE_CHECKING:  # not imported for local roots
 _BUFFER = 1 << 16  # bytes per read; a smaller remote file is fetched completely when it is opened
 _ROWS_AT_ONCE = 1024  # rows of a parquet file
 _ALLOW = "change its owner or mode"
-_LFS, _MAX_POINTER = b"version https://git-lfs", 1024  # start of a pointer, and its largest size in bytes
+# start of a pointer, and its largest size in bytes
+_LFS = b"version https://git-lfs"
+_MAX_POINTER = 1024
 
 
 class Files:
@@ -89,7 +91,9 @@ class Files:
     def __setstate__(self, state: tuple[str, str, RemoteOptions | None, str, str, DatasetVersion | None]) -> None:
         root, address, options, pin, publication, version = state
         self.__init__(root, options)  # type: ignore[misc]
-        self._address, self._pin, self.publication = address, pin, publication
+        self._address = address
+        self._pin = pin
+        self.publication = publication
         self._keep_to(version)
 
     def pin_version(self, paths: Sequence[str]) -> None:

@@ -75,10 +75,13 @@ class VersionCheck:
 
     def __init__(self, version: DatasetVersion, root: str, ask: Callable[[str, Stat | None], Stat | None]) -> None:
         self.version = version
-        self._root, self._ask = root, ask
+        self._root = root
+        self._ask = ask
         self._latest = dict(version.marks)
         self._lock = threading.Lock()
-        self._asked, self._asked_all, self._turn = 0.0, 0.0, 0
+        self._asked = 0.0
+        self._asked_all = 0.0
+        self._turn = 0
 
     def confirm(self, path: str, stat: Stat, met: float | None = None) -> None:
         """Check that a file which was met for the first time belongs to the version.
@@ -95,7 +98,8 @@ class VersionCheck:
         with self._lock:
             if self._asked >= met or not self._latest:  # another thread asked after this file was met
                 return
-            begun, names = time.monotonic(), list(self._latest)
+            begun = time.monotonic()
+            names = list(self._latest)
             asks_all = not self._asked_all or begun - self._asked_all > _ASK_ALL
             if not asks_all:
                 names = [names[self._turn % len(names)]]
@@ -125,7 +129,8 @@ class VersionCheck:
 
     def _check_grown(self, name: str, now: Stat | None, path: str, stat: Stat) -> None:
         """Raise SourceError unless `name` was written again after the opening, and `path` was not."""
-        opened, before = self.version.opened, self.version.marks[name]
+        opened = self.version.opened
+        before = self.version.marks[name]
         is_rewritten = before is not None and now is not None and now.modified > opened
         if not (is_rewritten and 0 < stat.modified <= opened):
             raise replaced(self._root, name, path)
@@ -176,7 +181,8 @@ class LocalCheck(VersionCheck):
         """Raise SourceError if the content of a file is later than the opening."""
         place = f"{self._root}/{path}"
         try:
-            file, folder = os.stat(place), os.stat(os.path.dirname(place))
+            file = os.stat(place)
+            folder = os.stat(os.path.dirname(place))
         except OSError:
             return  # opening the file explains it
         if file.st_ctime > opened and max(file.st_mtime, folder.st_mtime) > opened:

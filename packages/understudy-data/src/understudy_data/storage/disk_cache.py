@@ -215,12 +215,14 @@ class Entry:
                     number = locks.acquire(path)
                     if number is None:
                         left = subtract(gaps, [(start, end)])
-                        busy, gaps = busy or left != gaps, left
+                        busy = busy or left != gaps
+                        gaps = left
                     else:
                         try:
                             os.unlink(path)  # its owner died
                         except FileNotFoundError:  # it was renamed to a span
-                            busy, gaps = True, subtract(gaps, [(start, end)])
+                            busy = True
+                            gaps = subtract(gaps, [(start, end)])
                         finally:
                             locks.release(number)
             try:
@@ -345,5 +347,6 @@ class Entry:
     def unpin_all(self) -> None:
         """Unpin all spans of this entry."""
         with self._changed:
-            done, self.pins = list(self.pins), {}
+            done = list(self.pins)
+            self.pins = {}
         self._cache.unpin([(self, name) for name in done])

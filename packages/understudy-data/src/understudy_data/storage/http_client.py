@@ -51,7 +51,8 @@ _deadline = _Deadline()
 
 def set_deadline(end: float, stall: float) -> None:
     """End requests of this thread at `end` (`time.monotonic`), or after `stall` seconds without a byte."""
-    _deadline.end, _deadline.stall = end, stall
+    _deadline.end = end
+    _deadline.stall = stall
 
 
 def call_with_timeout(seconds: float, act: Callable[[], T]) -> T:
@@ -89,7 +90,8 @@ class _Raw(io.RawIOBase):
     """Bytes from a connection, read within this thread's deadline."""
 
     def __init__(self, raw: Any, connection: Any) -> None:
-        self._raw, self._socket = raw, connection
+        self._raw = raw
+        self._socket = connection
 
     def readable(self) -> bool:
         return True
@@ -230,7 +232,8 @@ class HttpClient:
         self._reset()
 
     def _reset(self) -> None:
-        self._pid, self._session = os.getpid(), None
+        self._pid = os.getpid()
+        self._session = None
         self._lock = threading.Lock()  # of the session and the routes
         self._routes: dict[tuple[str, str], Route] = {}
         self._open: weakref.WeakSet[Any] = weakref.WeakSet()  # connections
@@ -260,7 +263,8 @@ class HttpClient:
             headers["If-None-Match" if known_tag.startswith(('"', "W/")) else "If-Modified-Since"] = known_tag
         if self._pid != os.getpid():  # in a forked child: the connections belong to the parent
             self._reset()
-        final, end = None, time.monotonic() + retry.deadline + size / retry.min_rate
+        final = None
+        end = time.monotonic() + retry.deadline + size / retry.min_rate
         for _ in range(_MAX_REDIRECTS):
             target = final or address
             set_deadline(min(end, time.monotonic() + retry.stall), retry.stall)  # for connection and header
@@ -379,7 +383,8 @@ def _check_response(
     response: Any, url: str, offset: int, size: int, retry: RetryPolicy, end: float, stop: threading.Event
 ) -> RangeResponse:
     """Read the response once its header matches the request."""
-    status, headers = response.status, response.headers
+    status = response.status
+    headers = response.headers
     is_tail = offset == END
     etag = headers.get("ETag", "")
     modified = _parse_date(headers.get("Last-Modified"))
@@ -404,12 +409,14 @@ def _check_response(
         raise TransientError(
             f"sent compressed ({headers['Content-Encoding']}) although plain was asked", tries=_MAX_ODD
         )
-    skip, total = 0, -1
+    skip = 0
+    total = -1
     if status == 206:
         part = _RANGE.fullmatch(headers.get("Content-Range", "").strip())
         if part is None:
             raise TransientError("a part was sent without its range", tries=_MAX_ODD)
-        begin, behind = int(part[1]), int(part[2]) + 1
+        begin = int(part[1])
+        behind = int(part[2]) + 1
         if is_tail:
             if part[3] == "*" or behind != int(part[3]):
                 raise NoTailError
@@ -430,7 +437,8 @@ def _check_response(
                 raise NoTailError
         if total < 0 or offset > _SKIP:
             raise TransientError("the server sends the whole file instead of a part", tries=_MAX_ODD)
-        skip, size = offset, max(0, min(size, total - offset))
+        skip = offset
+        size = max(0, min(size, total - offset))
     data = _read_body(response, skip, size, retry, end, stop)
     if size and not data:
         raise TransientError("the connection ended before the first byte")

@@ -87,7 +87,9 @@ def hold(path: str, wait: float = 600.0) -> Iterator[int | None]:
     Yields:
         The locked descriptor; None if the lock was not free in time.
     """
-    number, pause, end = acquire(path, create=True), 0.0005, time.monotonic() + wait
+    number = acquire(path, create=True)
+    pause = 0.0005
+    end = time.monotonic() + wait
     while number is None and time.monotonic() < end:
         time.sleep(pause)
         pause = min(2 * pause, 0.02)

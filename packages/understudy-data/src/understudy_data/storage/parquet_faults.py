@@ -6,7 +6,8 @@ from understudy_base.errors import DatasetError, summarize
 from understudy_data.storage.byte_source import ByteSource
 
 RESTORE = "restore the file or download the dataset again"
-_MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
+_MAGIC = b"PAR1"
+_ENCRYPTED = b"PARE"
 _CUT = (
     "its writer ended before it was finished, or a copy was: copy or download it again if its source is complete; else "
     "its rows are lost: leave its episodes out"
@@ -43,7 +44,8 @@ def _shape_of(source: ByteSource) -> str:
     size = source.size
     if size == 0:
         return "the file is empty: it is cut to 0 bytes"
-    begin, end = source.read(0, min(4, size)), source.read(max(0, size - 4), min(4, size))
+    begin = source.read(0, min(4, size))
+    end = source.read(max(0, size - 4), min(4, size))
     if _ENCRYPTED in (begin, end):
         return "the file is encrypted"
     if begin != _MAGIC and not _MAGIC.startswith(begin):

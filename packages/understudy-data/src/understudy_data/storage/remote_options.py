@@ -64,7 +64,9 @@ class TransientError(Exception):
 
     def __init__(self, problem: str, after: float | None = None, tries: int | None = None) -> None:
         super().__init__(problem)
-        self.what, self.after, self.tries = problem, after, tries
+        self.what = problem
+        self.after = after
+        self.tries = tries
 
 
 def should_stop(stop: threading.Event) -> bool:
@@ -81,14 +83,18 @@ def call_with_retries(act: Callable[[], T], where: str, retry: RetryPolicy, stop
         SourceError: The deadline has passed without success.
         Cancelled: See `should_stop`.
     """
-    begun, waited, failures, odd = time.monotonic(), 0.0, 0, 0
+    begun = time.monotonic()
+    waited = 0.0
+    failures = 0
+    odd = 0
     while True:
         if should_stop(stop):
             raise Cancelled
         try:
             return act()
         except TransientError as error:
-            failures, odd = failures + 1, odd + 1 if error.tries is not None else 0
+            failures = failures + 1
+            odd = odd + 1 if error.tries is not None else 0
             spent = time.monotonic() - begun - waited
             pause = retry.pause(failures)
             if error.after is not None and waited + error.after > MAX_RETRY_AFTER:

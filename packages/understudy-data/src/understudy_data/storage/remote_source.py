@@ -58,7 +58,8 @@ class Fetcher:
 
     def submit(self, jobs: Iterable[Job]) -> None:
         """Run `job(stop)` for each job soon; errors are discarded."""
-        rest, none = iter(jobs), iter(())
+        rest = iter(jobs)
+        none = iter(())
         with self._wake:
             first = list(islice(rest, self._num_threads))
             for number, job in enumerate(first, start=1):
@@ -113,7 +114,8 @@ class Fetcher:
         """
         with self._wake:
             self._jobs.clear()
-            stop, self.stop = self.stop, threading.Event()
+            stop = self.stop
+            self.stop = threading.Event()
             stop.set()
             threads = list(self._started)
             self._wake.notify_all()
@@ -129,7 +131,8 @@ _MAX_TRANSFER = 8 << 20  # bytes
 _MAX_PREFETCH = 1 << 20  # bytes of a transfer of which there are many at once
 _MOST_FIRST = 1 << 20  # bytes that are fetched when a file is met
 _NEVER = threading.Event()  # `stop` of reads; only prefetches can be stopped
-_CLOSED, _CLOSE_LATER = "the reader that needed it has gone", "close after reading"
+_CLOSED = "the reader that needed it has gone"
+_CLOSE_LATER = "close after reading"
 _MAX_SIZES = {".json": 1 << 30, ".jsonl": 1 << 36, ".parquet": 1 << 38, "": 1 << 42}  # plausible bytes, by suffix
 _FIRST_CONTACT = 15.0  # seconds for a server without any response yet: its name may be misspelt
 
@@ -156,7 +159,8 @@ class RemoteFiles:
     def __init__(
         self, address: str, root: str, options: RemoteOptions, pin: str = "", version: DatasetVersion | None = None
     ) -> None:
-        self.root, self.options = root, options
+        self.root = root
+        self.options = options
         web = web_store(address, options.storage_options, pin)
         self.store: FsspecStore | WebStore = web or FsspecStore(address, dict(options.storage_options))
         self.cache = DiskCache(options.folder, options.cache_bytes)
@@ -306,7 +310,8 @@ class RemoteFiles:
         Raises:
             DatasetError: It names the file.
         """
-        where, retry = f"{self.root}/{path}", retry or self.options.retry
+        where = f"{self.root}/{path}"
+        retry = retry or self.options.retry
         if not self._reached:
             retry = replace(retry, deadline=min(retry.deadline, _FIRST_CONTACT))
         try:
@@ -352,10 +357,15 @@ class RemoteSource(ByteSource):
 
     def __init__(self, root: RemoteRoot, path: str, is_confirmed: bool = True) -> None:
         remote = root.remote_files
-        self.root, self._path = root, path
+        self.root = root
+        self._path = path
         self._stat = remote.stat(path) if is_confirmed else remote.meet(path)
-        self._start, self._end = 0, self._stat.size  # bytes before and from there on have been read
-        self.where, self.size, self.tag = f"{remote.root}/{path}", self._stat.size, self._stat.tag
+        # bytes before and from there on have been read
+        self._start = 0
+        self._end = self._stat.size
+        self.where = f"{remote.root}/{path}"
+        self.size = self._stat.size
+        self.tag = self._stat.tag
         self.key = remote.key(path, self._stat)
 
     @property
@@ -369,7 +379,8 @@ class RemoteSource(ByteSource):
         if offset < 0 or offset + size > self.size:
             problem = f"ends at byte {self.size}, where byte {offset + size} is needed"
             raise DatasetError(problem, where=self.where, fix="the file is damaged: copy or record it again")
-        remote, entry = self.root.remote_files, self.entry
+        remote = self.root.remote_files
+        entry = self.entry
         if not entry.fill(offset, memory):
             try:
                 memory[:] = self._read_missing(remote, entry, offset, size)
@@ -390,7 +401,8 @@ class RemoteSource(ByteSource):
 
     def prefetch(self, spans: np.ndarray) -> None:
         """See `ByteSource.prefetch`."""
-        remote, entry = self.root.remote_files, self.entry
+        remote = self.root.remote_files
+        entry = self.entry
         ends = ((offset, min(offset + size, self.size)) for offset, size in spans.tolist())
         parts = (part for offset, end in ends for part in _split(offset, end))
         remote.fetcher.submit(partial(self._prefetch_span, remote, entry, begin, n, True) for begin, n in parts)
@@ -400,7 +412,8 @@ class RemoteSource(ByteSource):
 
         The first part that fails ends this: the file may be shorter than its server reports.
         """
-        remote, entry = self.root.remote_files, self.entry
+        remote = self.root.remote_files
+        entry = self.entry
         failed = threading.Event()
 
         def fetch(offset: int, size: int, stop: threading.Event) -> None:
@@ -548,7 +561,8 @@ def _split(begin: int, end: int) -> Iterator[tuple[int, int]]:
 
 def _gaps(offset: int, size: int, pieces: dict[int, bytes]) -> list[tuple[int, int]]:
     """Return the parts of [offset, offset + size) in no piece, as (offset, size)."""
-    gaps, covered = [], offset
+    gaps = []
+    covered = offset
     for begin in sorted(pieces):
         if begin > covered:
             gaps.append((covered, begin - covered))

@@ -58,7 +58,8 @@ class FsspecStore:
     pin = ""
 
     def __init__(self, root: str, options: dict[str, Any]) -> None:
-        self._root, self._options = root, options
+        self._root = root
+        self._options = options
         open_fs(root, options)
 
     def _full(self, path: str) -> tuple[Any, str]:
@@ -271,7 +272,9 @@ class WebStore:
     """
 
     def __init__(self, backend: WebBackend, client: HttpClient, opened: float = 0.0) -> None:
-        self.backend, self._client, self._opened = backend, client, opened
+        self.backend = backend
+        self._client = client
+        self._opened = opened
         self._addresses: dict[str, tuple[Address, float]] = {}
         self._sends_tails = True
 
@@ -459,7 +462,8 @@ class HubBackend(WebBackend):
                 api = HfApi(endpoint=self._fs.endpoint, token=self._fs.token)
                 commit = api.repo_info(self._repo, revision=resolved.revision, repo_type=self._type).sha or ""
         except Exception as error:
-            problem, fix = f"cannot be found on the hub: {summarize(error)}", hub_remedy(error)
+            problem = f"cannot be found on the hub: {summarize(error)}"
+            fix = hub_remedy(error)
             if is_offline(error):
                 raise SourceError(problem, where=root, fix=fix, transient=True) from error
             raise DatasetError(problem, where=root, fix=fix) from error
@@ -482,7 +486,8 @@ class HubBackend(WebBackend):
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import build_hf_headers
 
-        fs, inside = self._fs, self._inside(path)
+        fs = self._fs
+        inside = self._inside(path)
         url = hf_hub_url(self._repo, inside, repo_type=self._type, revision=self.pin, endpoint=fs.endpoint)
         return Address(url, build_hf_headers(token=fs.token, library_name="understudy"))
 

@@ -158,7 +158,8 @@ def edit_times(root: Path, change: Callable[[int, np.ndarray], np.ndarray]) -> N
 
 def expected(truth: Truth, episode: int, frame: int, offsets: dict[str, Sequence[int]]) -> dict[str, Any]:
     """The expected sample at a frame, one value at a time: key -> array, list, str, or identities of images."""
-    values, out = truth.rows[episode], {}
+    values = truth.rows[episode]
+    out = {}
     last = len(truth.tasks[episode]) - 1
     for key, column in values.items():
         if key not in offsets:
@@ -173,9 +174,11 @@ def expected(truth: Truth, episode: int, frame: int, offsets: dict[str, Sequence
 
 
 def _truth(spec: Spec) -> Truth:
-    truth, index = Truth(spec), 0
+    truth = Truth(spec)
+    index = 0
     for k, (episode, length) in enumerate(zip(spec.episode_ids, spec.lengths)):
-        rng, n = np.random.default_rng([7, k]), np.arange(length)
+        rng = np.random.default_rng([7, k])
+        n = np.arange(length)
         state = rng.normal(size=(length, spec.state_dim)).astype(np.float32)
         state[:, 2:3] = 1.0  # a constant dimension
         if spec.nan_row and length:
@@ -262,7 +265,8 @@ def _lists(spec: Spec, values: np.ndarray) -> pa.Array:
     if values.shape[1:] == (1,):  # as LeRobot stores them
         return array
     for depth in range(values.ndim - 1, 0, -1):
-        size, count = values.shape[depth], int(np.prod(values.shape[:depth]))
+        size = values.shape[depth]
+        count = int(np.prod(values.shape[:depth]))
         if spec.fixed_lists:
             array = pa.FixedSizeListArray.from_arrays(array, size)
         else:
@@ -366,7 +370,8 @@ def _write_v3(root: Path, spec: Spec, truth: Truth, tables: dict[int, pa.Table],
     data = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
     video = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
     info |= {"data_path": data, "video_path": video if spec.cameras else None}
-    ids, lengths = spec.episode_ids, spec.lengths
+    ids = spec.episode_ids
+    lengths = spec.lengths
     meta: list[dict[str, Any]] = [
         {"episode_index": e, "tasks": _task_list(truth, e), "length": n, **_recorded_as(spec, k)}
         for k, (e, n) in enumerate(zip(ids, lengths))

@@ -16,7 +16,8 @@ from PIL import Image
 from understudy_data.video.encode import preserve_scheduling
 
 DEPTH = "observation.images.depth"
-HEIGHT, WIDTH = 36, 52
+HEIGHT = 36
+WIDTH = 52
 SCALE = {"video.depth_min": 0.01, "video.depth_max": 10.0, "video.shift": 3.5, "video.use_log": True}
 _KINDS = {
     "gray12le": ("libx265", {"x265-params": "lossless=1:log-level=none:pools=none"}),
@@ -58,7 +59,10 @@ def write_depth_video(path: Path, indices: range, pixel_format: str = "gray12le"
                 raise
             pytest.skip(f"PyAV {av.__version__}: {error}")  # FFmpeg 7 writes none into MP4
         assert isinstance(stream, av.VideoStream)
-        stream.width, stream.height, stream.pix_fmt, stream.thread_count = WIDTH, HEIGHT, pixel_format, 1
+        stream.width = WIDTH
+        stream.height = HEIGHT
+        stream.pix_fmt = pixel_format
+        stream.thread_count = 1
         with preserve_scheduling():
             out.start_encoding()
         for index in indices:

@@ -37,7 +37,8 @@ class HubServer(RangeServer):
             return None
         if self.token and asked.headers.get("authorization") != f"Bearer {self.token}":
             return 401, {"X-Error-Code": "GatedRepo"}, b"{}"
-        api, resolve = f"/api/datasets/{REPO}", f"/datasets/{REPO}/resolve/"
+        api = f"/api/datasets/{REPO}"
+        resolve = f"/datasets/{REPO}/resolve/"
         if asked.path.startswith(resolve):
             commit, _, path = asked.path.removeprefix(resolve).partition("/")
             at = f"http://localhost:{self.port}/cdn/{commit}/{path}"  # another host

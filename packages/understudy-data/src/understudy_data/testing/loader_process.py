@@ -22,7 +22,9 @@ def measure(root: str, memory: int, lanes: int, clip: int, batches: int, permute
     order = Order.from_datasets([data], batch_size=16, seed=1, clip=clip, lanes=lanes, inside=inside)
     with Loader([data], order=order, memory=memory, num_threads=2) as loader:
         data.batch(*data.locate([0]))  # code and codecs are loaded
-        before, peak, made = resident_bytes(), 0, 0
+        before = resident_bytes()
+        peak = 0
+        made = 0
         while made < batches * order.batch_size:
             batch = next(loader)  # which is held until the next one is there, as a training loop does
             made += len(batch["position"])

@@ -30,7 +30,8 @@ def episodes(*lengths: int, name: str = "source", gop: int = 2, reach: tuple[int
 @st.composite
 def sources(draw: st.DrawFn, name: str = "source", most: int = 60) -> Source:
     """A source of a few short segments: some empty, some of the same episode, ids neither dense nor sorted."""
-    rows, used = [], {}
+    rows = []
+    used = {}
     for _ in range(draw(st.integers(1, 8))):
         episode = draw(st.integers(0, 9)) * 7
         start = used.get(episode, 0) + draw(st.integers(0, 5))

@@ -90,7 +90,8 @@ def _child(root: Path, kill_before: int | None) -> None:
 def main() -> None:
     """`recording.py points FOLDER`: one child and folder for every file operation, until a child is not killed.
     `recording.py endless FOLDER`: record into FOLDER until killed."""
-    verb, folder = sys.argv[1], Path(sys.argv[2])
+    verb = sys.argv[1]
+    folder = Path(sys.argv[2])
     if verb == "endless":
         _child(folder, None)
         return

@@ -68,7 +68,11 @@ class RangeServer:
         stall: float = 1.0,
         port: int = 0,
     ) -> None:
-        self.files, self.fault, self.latency, self.rate, self.stall = files, fault, latency, rate, stall
+        self.files = files
+        self.fault = fault
+        self.latency = latency
+        self.rate = rate
+        self.stall = stall
         self.log: list[Asked] = []
         self.written: dict[str, float] = {}  # path -> time of last change, of files in memory
         self.headers: dict[str, str] = {}  # sent with every answer, replacing the usual ones; "" removes one
@@ -171,7 +175,8 @@ class _Handler(BaseHTTPRequestHandler):
         first = last = None
         if said.startswith("bytes="):
             low, _, high = said.removeprefix("bytes=").partition("-")
-            first, last = int(low or f"-{high}"), int(high) if low and high else None
+            first = int(low or f"-{high}")
+            last = int(high) if low and high else None
         split = urlsplit(self.path)
         path = unquote(split.path)
         asked = Asked(path, first, last, headers={k.lower(): v for k, v in self.headers.items()}, query=split.query)
@@ -216,7 +221,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "short":
             end = first + max(1, (end - first) // 2)
         if fault == "elsewhere":
-            first, end = max(0, first - 7), max(1, end - 7)
+            first = max(0, first - 7)
+            end = max(1, end - 7)
         where = {} if fault == "unsaid" else {"Content-Range": f"bytes {first}-{end - 1}/{len(data)}"}
         self._send(asked, 206, about | where, data[first:end], fault)
 

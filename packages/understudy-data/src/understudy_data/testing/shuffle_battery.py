@@ -30,7 +30,8 @@ def battery(images: np.ndarray, n: int) -> dict[str, float]:
     centerd = images / n - 0.5
     radix = -(-n // (isqrt(n - 1) + 1))  # as far apart, two inputs of a mixed-radix Feistel network share a half
     for lag in (*LAGS, radix) if 2 * radix < m else LAGS:
-        later, earlier = images[:, lag:], images[:, :-lag]
+        later = images[:, lag:]
+        earlier = images[:, :-lag]
         found[f"difference, lag {lag}"] = _flat(later - earlier, n, never_zero=True)
         found[f"pairs, lag {lag}"] = _grid(later * GRID // n, earlier * GRID // n, GRID)
         z = np.mean(centerd[:, lag:] * centerd[:, :-lag]) * 12 * np.sqrt(keys * (m - lag))

@@ -53,7 +53,10 @@ def write_video(
     with av.open(str(path), "w", options=container or {}) as out:
         stream = out.add_stream(encoder, rate=10, options={"g": str(gop), "preset": "ultrafast", **options})
         assert isinstance(stream, av.VideoStream)
-        stream.height, stream.width, stream.pix_fmt, stream.thread_count = height, width, "yuv420p", 1
+        stream.height = height
+        stream.width = width
+        stream.pix_fmt = "yuv420p"
+        stream.thread_count = 1
         with preserve_scheduling():
             out.start_encoding()
         for picture in moving_pictures(count, height, width):
@@ -70,7 +73,8 @@ def rgb(frame: av.VideoFrame) -> np.ndarray:
         form = {"format": "rgb24"}
     if frame.format.is_rgb:
         return frame.to_ndarray(**form)
-    matrix, full = frame.colorspace, frame.color_range == 2 or frame.format.name.startswith(("yuvj", "gray"))
+    matrix = frame.colorspace
+    full = frame.color_range == 2 or frame.format.name.startswith(("yuvj", "gray"))
     ranges = {"src_color_range": 1 + full, "dst_color_range": 2 - full}
     return frame.reformat(**form, src_colorspace=matrix, dst_colorspace=matrix, **ranges).to_ndarray()
 

@@ -110,7 +110,8 @@ class WritableHub:
         if not path.startswith("/api/"):
             at = path if path.startswith("/datasets/") else f"/models{path}"
             kind, owner, name, _, revision, *inside = at.strip("/").split("/")
-            repo, file = self.repos[f"{kind}/{owner}/{name}"], "/".join(inside)
+            repo = self.repos[f"{kind}/{owner}/{name}"]
+            file = "/".join(inside)
             if self.broken and self.broken in file:
                 return 403, {}, ""
             content = repo.files(revision).get(file)

@@ -43,11 +43,13 @@ def pixel_bytes(codec: str, extradata: bytes) -> float | None:
 
 
 def _of_h264(extradata: bytes) -> float:
-    profile, place = extradata[1], 5
+    profile = extradata[1]
+    place = 5
     if profile not in _EXTENDED:
         return 1.5
     for mask in (31, 255):  # SPS, then PPS
-        count, place = extradata[place] & mask, place + 1
+        count = extradata[place] & mask
+        place = place + 1
         for _ in range(count):
             place += 2 + int.from_bytes(extradata[place : place + 2], "big")
     if place + 1 < len(extradata):
@@ -209,7 +211,8 @@ def read_h264_references(extradata: bytes) -> int:
     It is also the number of frames that may wait for output.
     """
     parameters = extradata[8 : 8 + int.from_bytes(extradata[6:8], "big")].replace(b"\0\0\3", b"\0\0")
-    bits, left = int.from_bytes(parameters, "big"), 8 * len(parameters)
+    bits = int.from_bytes(parameters, "big")
+    left = 8 * len(parameters)
 
     def take(count: int) -> int:
         nonlocal left

@@ -124,7 +124,8 @@ class Converter:
         Raises:
             ValueError: `out` has another shape or dtype.
         """
-        height, width = frame.height, frame.width
+        height = frame.height
+        width = frame.width
         if out.shape != (3, *(self.size or (height, width))) or out.dtype != np.uint8:
             raise ValueError(f"a frame of {width}x{height} does not fit {out.dtype} {out.shape}, size {self.size}")
         if self.size is None or self.size == (height, width):

@@ -48,10 +48,15 @@ class FrameDecoder:
     def __init__(self, packets: Packets, where: str, keep_recent: bool = False, pixel_format: str = "") -> None:
         load_loops()  # its warning or error comes before the first frame
         index = packets.index
-        self._packets, self._index, self._gops, self._where = packets, index, index.gops, where
-        self._keep_recent, self._only = keep_recent, pixel_format
+        self._packets = packets
+        self._index = index
+        self._gops = index.gops
+        self._where = where
+        self._keep_recent = keep_recent
+        self._only = pixel_format
         # Single numbers are read from these. A memoryview returns them three times faster than an array.
-        self._display, self._decode_position = index.display.data, index.decode_position.data
+        self._display = index.display.data
+        self._decode_position = index.decode_position.data
         self._reorder = index.reorder
         self.position = -1
         self._key = CodecKey.from_index(index)
@@ -90,15 +95,19 @@ class FrameDecoder:
             Stopped: this thread's work was cancelled.
         """
         numbers = positions.tolist()
-        recent, self._recent = self._recent, {}
+        recent = self._recent
+        self._recent = {}
         if numbers:
             self.position = numbers[-1] + 1
         limits = self._gops.packet_limits(positions) if numbers else []
-        height, width, turns = self._index.height, self._index.width, self._index.shown.turns
+        height = self._index.height
+        width = self._index.width
+        turns = self._index.shown.turns
         keep = self._keep_recent and len(numbers) <= _RECENT
         done = 0
         while done < len(numbers):
-            position, read_limit = numbers[done], limits[done]
+            position = numbers[done]
+            read_limit = limits[done]
             run = [recent[position]] if position in recent else []
             if not run and not self._sets_change and (run_length > 1 or position == self._expected):
                 run = self._decode_run(numbers[done : done + run_length], read_limit, run_length)
@@ -129,7 +138,9 @@ class FrameDecoder:
         self._recent = {}
 
     def _return_context(self) -> None:
-        context, self._context = self._context, None  # first: after a Ctrl-C it must not be here and in the pool
+        # first: after a Ctrl-C it must not be here and in the pool
+        context = self._context
+        self._context = None
         assert context is not None
         if self._sets_change:
             return
@@ -143,7 +154,9 @@ class FrameDecoder:
         The work on each frame is done outside the interpreter (`video/native/loops.py`). After an error the run is
         shorter, or empty: `_decode_to` then meets the same packet again and raises.
         """
-        position, ahead, packets = positions[0], self._ahead, self._packets
+        position = positions[0]
+        ahead = self._ahead
+        packets = self._packets
         count = len(positions)
         if positions[-1] - position >= count:  # with gaps
             count = next(i for i in range(count) if positions[i] != position + i)
@@ -151,7 +164,8 @@ class FrameDecoder:
             if not self._can_continue(position):
                 self._restart(self._gops.start(position))
             ahead.clear()
-        context, reason = self._context, ""
+        context = self._context
+        reason = ""
         stop = min(positions[count - 1] + self._reorder, read_limit) + 1
         while context is not None and not reason and self._expected < position + count and self._next < stop:
             if is_cancelled():  # checked here because the way to a frame in a long group takes seconds
@@ -214,7 +228,8 @@ class FrameDecoder:
     def _restart(self, start: int) -> None:
         strict = self._index.codec != "h264" or not self._gops.has_leading(start)
         # Taken out first: after a Ctrl-C there is no context, and not one that lost its frames.
-        context, self._context = self._context, None
+        context = self._context
+        self._context = None
         if context is None or strict != self._key.strict or self._sets_change:
             self._key = self._key._replace(strict=strict)
             context, self._context_bytes, self._pixel_format = borrow(self._key, self._where)
@@ -234,8 +249,10 @@ class FrameDecoder:
             fresh: whether the decoder was just started for this frame.
         """
         assert self._context is not None
-        ahead, reason = self._ahead, ""
-        packet, decode = self._packets.packet, self._context.decode
+        ahead = self._ahead
+        reason = ""
+        packet = self._packets.packet
+        decode = self._context.decode
         last = min(self._decode_position[position] + self._reorder + _SLACK, len(self._display) - 1)
         while position not in ahead and not reason:
             if self._expected > position:

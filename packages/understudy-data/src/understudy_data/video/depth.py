@@ -49,7 +49,8 @@ class DepthCodes:
 def _table(codes: DepthCodes, unit: str) -> np.ndarray:
     share = np.arange(LARGEST + 1) / LARGEST
     if codes.log:
-        low, high = np.log(codes.minimum + codes.shift), np.log(codes.maximum + codes.shift)
+        low = np.log(codes.minimum + codes.shift)
+        high = np.log(codes.maximum + codes.shift)
         exact = np.exp(low + share * (high - low)) - codes.shift
     else:
         exact = codes.minimum + share * (codes.maximum - codes.minimum)
@@ -79,7 +80,8 @@ class DepthConverter:
         Raises:
             ValueError: `out` has another shape or dtype.
         """
-        height, width = frame.height, frame.width
+        height = frame.height
+        width = frame.width
         if out.shape != (1, *(self.size or (height, width))) or out.dtype != self._dtype:
             raise ValueError(f"a frame of {width}x{height} does not fit {out.dtype} {out.shape}, size {self.size}")
         lines = np.frombuffer(memoryview(frame.planes[0]), "<u2").reshape(height, -1)[:, :width]

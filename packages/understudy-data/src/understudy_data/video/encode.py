@@ -45,12 +45,10 @@ def preserve_scheduling() -> Iterator[None]:
     if not (hasattr(os, "sched_getscheduler") and os.path.isdir(_TASKS)):
         yield
         return
-    before, policy, parameter, cores = (
-        _threads(),
-        os.sched_getscheduler(0),
-        os.sched_getparam(0),
-        os.sched_getaffinity(0),
-    )
+    before = _threads()
+    policy = os.sched_getscheduler(0)
+    parameter = os.sched_getparam(0)
+    cores = os.sched_getaffinity(0)
     try:
         yield
     finally:
@@ -86,7 +84,8 @@ _ENCODERS: dict[str, tuple[str, int, dict[str, str]]] = {
 # x265 4.1 writes outside its memory for images of up to 48 pixels width, and reads memory that it never filled where a
 # side is at most one coding block of 64 pixels: the same images then give another video each time, some far off.
 _SMALLEST = {"libx265": 64}
-_ONE_BLOCK, _SMALL_BLOCKS = 64, "ctu=32"
+_ONE_BLOCK = 64
+_SMALL_BLOCKS = "ctu=32"
 
 
 def codec_name(codec: str) -> str:
@@ -147,7 +146,9 @@ class VideoEncoder:
             raise ValueError(f"{path}: fps={fps}, gop={gop}: both must be positive")
         _, default_crf, defaults = _ENCODERS[codec]
         os.environ.setdefault("SVT_LOG", "1")  # the only way to silence SVT-AV1; 1 = errors only
-        self.path, self.count, self._shape = Path(path), 0, (height, width, 3)
+        self.path = Path(path)
+        self.count = 0
+        self._shape = (height, width, 3)
         self._temporary = draft_path(self.path)
         self._container = av.open(str(self._temporary), "w", format="mp4", options=_MUXER)
         settings = {**defaults, "crf": str(default_crf if crf is None else crf), "g": str(gop), **(options or {})}
@@ -156,7 +157,8 @@ class VideoEncoder:
         rate = Fraction(fps).limit_denominator(1001)
         stream = self._container.add_stream(codec, rate=rate, options=settings)
         assert isinstance(stream, av.VideoStream)
-        self._stream, self._tick = stream, 1 / rate
+        self._stream = stream
+        self._tick = 1 / rate
         self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, "yuv420p"
         self._stream.thread_count = 1
 
@@ -286,7 +288,8 @@ def concat_videos(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLik
         source = LocalSource(name)
         part = open_packets(source)
         part.close()
-        index, first = part.index, spans[0].index if spans else part.index
+        index = part.index
+        first = spans[0].index if spans else part.index
         alike = (*stream_settings(index), index.fps) == (*stream_settings(first), first.fps)
         if not alike or (index.display < 0).any():
             problem = f"differs from {names[0]} in codec settings, size or rate, or hides frames"
@@ -309,12 +312,16 @@ def _mux(spans: Sequence[PacketSpan], path: Path, tick: Fraction) -> None:
         before = 0
         for source, group in groupby(spans, key=lambda span: span.source):
             members = list(group)
-            part, keys = open_packets(source, members[0].index.count), set(members[0].index.keys.tolist())
+            part = open_packets(source, members[0].index.count)
+            keys = set(members[0].index.keys.tolist())
             for span in members:
                 for i, shown in enumerate(span.display.tolist()):
                     packet = part.packet(span.first + i, span.first + span.count - 1)
-                    packet.pts, packet.dts, packet.duration = before + shown, before + i - delay, 1
-                    packet.time_base, packet.is_keyframe = tick, span.first + i in keys
+                    packet.pts = before + shown
+                    packet.dts = before + i - delay
+                    packet.duration = 1
+                    packet.time_base = tick
+                    packet.is_keyframe = span.first + i in keys
                     packet.stream = stream
                     target.mux(packet)
                 before += span.count

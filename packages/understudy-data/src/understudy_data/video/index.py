@@ -114,7 +114,8 @@ class Gops:
     def __init__(self, index: VideoIndex) -> None:
         self._index = index
         # Single numbers are read from these. A memoryview returns them three times faster than an array.
-        self._keys, self._display = index.keys.data, index.display.data
+        self._keys = index.keys.data
+        self._display = index.display.data
         self._decode_position = index.decode_position.data
 
     @cached_property
@@ -184,7 +185,8 @@ class Gops:
         after frames that are not wanted. A decoder that holds back `reorder` frames outputs one when that many more
         packets than are shown before it were fed.
         """
-        last, reorder = len(self._display) - 1, self._index.reorder
+        last = len(self._display) - 1
+        reorder = self._index.reorder
         if int(positions[-1] - positions[0]) < len(positions):  # no gap: the usual case
             return [min(int(positions[-1]) + reorder, last)] * len(positions)
         group = np.searchsorted(self._index.keys, self._index.decode_position[positions], side="right")
@@ -219,7 +221,8 @@ class Gops:
 
     def _group(self, decode_position: int, position: int) -> int:
         """Number of the group to start on."""
-        keys, display = self._keys, self._display
+        keys = self._keys
+        display = self._display
         group = bisect_right(keys, decode_position) - 1
         while group > 0 and display[keys[group]] > position:
             group -= 1

@@ -73,7 +73,9 @@ class _Box:
     """Payload of one box: bounds-checked reads, and child boxes by name."""
 
     def __init__(self, data: memoryview, kind: str, name: str) -> None:
-        self.data, self.kind, self.name = data, kind, name
+        self.data = data
+        self.kind = kind
+        self.name = name
         self._boxes: dict[int, list[tuple[bytes, memoryview]]] = {}  # child boxes, by where the first begins
 
     def error(self, problem: str) -> DatasetError:
@@ -107,12 +109,14 @@ class _Box:
         if start in self._boxes:
             return self._boxes[start]
         boxes: list[tuple[bytes, memoryview]] = []
-        offset, end = start, len(self.data)
+        offset = start
+        end = len(self.data)
         while offset + 8 <= end:
             size, kind = _HEAD.unpack_from(self.data, offset)
             header = 8
             if size == 1:
-                size, header = self.number(offset + 8, 8), 16
+                size = self.number(offset + 8, 8)
+                header = 16
             elif size == 0:
                 size = end - offset
             if size < header or offset + size > end:
@@ -150,22 +154,27 @@ class _Box:
 def _find_moov(file: BinaryIO, size: int, name: str) -> _Box:
     """Walk the top-level boxes to `moov` and read all of it."""
     file.seek(0)
-    start, window = 0, file.read(min(FIRST_READ, size))
+    start = 0
+    window = file.read(min(FIRST_READ, size))
     offset = 0
     while offset + 8 <= size:
         if offset < start or offset + 16 > start + len(window):
             file.seek(offset)
-            start, window = offset, file.read(min(FIRST_READ, size - offset))
+            start = offset
+            window = file.read(min(FIRST_READ, size - offset))
             if len(window) < 8:
                 raise DatasetError(
                     f"ends at byte {offset + len(window)}, but its size is {size}", where=name, fix=_REMEDY
                 )
         head = window[offset - start :]
-        length, kind, header = int.from_bytes(head[:4], "big"), head[4:8], 8
+        length = int.from_bytes(head[:4], "big")
+        kind = head[4:8]
+        header = 8
         if offset == 0 and kind not in _FIRST_BOXES:
             raise UnknownLayout("not an mp4 file")
         if length == 1:
-            length, header = int.from_bytes(head[8:16], "big"), 16
+            length = int.from_bytes(head[8:16], "big")
+            header = 16
         elif length == 0:
             length = size - offset
         if kind == b"moof":
@@ -196,7 +205,8 @@ class _Track(NamedTuple):
 def _rank(track: _Track, file_size: int, frames: int) -> tuple[bool, bool, bool, int, int]:
     """Rank of a track among the video tracks of a file: a film, as wanted, enabled, frames, bytes."""
     table = track.media.need(b"minf").need(b"stbl")
-    stsd, size = table.need(b"stsd"), _sizes(table, file_size)
+    stsd = table.need(b"stsd")
+    size = _sizes(table, file_size)
     kind = stsd.take(12, 4) if len(stsd.data) >= 16 else b""
     picture = kind in _PICTURES
     if kind == b"mp4v" and (esds := stsd.need(kind, 8).find(b"esds", 78)) is not None:
@@ -240,11 +250,13 @@ def _shown(header: _Box | None, movie: _Box, entry: _Box, width: int, height: in
     if header is not None:
         place = 52 if header.number(0, 1) == 1 else 40
         matrix = multiply(_matrix(header, place), _matrix(movie, 48 if movie.number(0, 1) == 1 else 36))
-    aspect, colors = (1, 1), UNSPECIFIED
+    aspect = (1, 1)
+    colors = UNSPECIFIED
     if (box := entry.find(b"pasp", 78)) is not None and box.number(0, 4) and box.number(4, 4):
         aspect = box.number(0, 4), box.number(4, 4)
     elif header is not None and len(header.data) >= place + 44:
-        wide, tall = header.number(place + 36, 4), header.number(place + 40, 4)
+        wide = header.number(place + 36, 4)
+        tall = header.number(place + 40, 4)
         if wide and tall and abs(wide * height / (tall * width) - 1) > 0.01:
             aspect = wide * height, tall * width
     if (box := entry.find(b"colr", 78)) is not None and box.take(0, 4) in (b"nclx", b"nclc"):
@@ -271,7 +283,8 @@ def _description(stsd: _Box) -> tuple[str, bytes, int, int, _Box]:
         raise UnknownLayout(f"codec {kind!r}")
     codec, config = _CODECS[kind]
     entry = stsd.need(kind, 8)
-    width, height = entry.number(24, 2), entry.number(26, 2)
+    width = entry.number(24, 2)
+    height = entry.number(26, 2)
     if width == 0 or height == 0:
         raise stsd.error(f"declares frames of {width}x{height}")
     box = entry.find(config, 78)
@@ -304,9 +317,12 @@ def _descriptors(esds: _Box) -> Iterator[tuple[int, int, int]]:
     """Yield tag, place and length of the nested descriptors of an `esds` box (14496-1, 7.2.6), up to its end."""
     offset = 4
     while True:
-        tag, length, offset = esds.number(offset, 1), 0, offset + 1
+        tag = esds.number(offset, 1)
+        length = 0
+        offset = offset + 1
         for _ in range(4):
-            byte, offset = esds.number(offset, 1), offset + 1
+            byte = esds.number(offset, 1)
+            offset = offset + 1
             length = (length << 7) | (byte & 0x7F)
             if byte < 0x80:
                 break
@@ -323,14 +339,16 @@ def _descriptors(esds: _Box) -> Iterator[tuple[int, int, int]]:
 def _sizes(table: _Box, file_size: int) -> np.ndarray:
     box = table.find(b"stsz")
     if box is not None:
-        sample_size, n = box.number(4, 4), box.number(8, 4)
+        sample_size = box.number(4, 4)
+        n = box.number(8, 4)
         if sample_size == 0:
             return box.table(12, n, ">u4")
         if n * sample_size > file_size:
             raise box.error(f"claims {n} samples of {sample_size} bytes, the file has {file_size}")
         return np.full(n, sample_size, np.int64)
     box = table.need(b"stz2")
-    width, n = box.number(7, 1), box.number(8, 4)
+    width = box.number(7, 1)
+    n = box.number(8, 4)
     if width == 4:
         pairs = box.table(12, (n + 1) // 2, ">u1")
         return np.stack([pairs >> 4, pairs & 15], axis=1).reshape(-1)[:n]
@@ -348,7 +366,8 @@ def _offsets(table: _Box, size: np.ndarray) -> np.ndarray:
     runs = stsc.table(8, stsc.number(4, 4), ">u4", columns=3)
     if n == 0:
         return np.zeros(0, np.int64)
-    first, per = runs[:, 0], runs[:, 1]
+    first = runs[:, 0]
+    per = runs[:, 1]
     if len(runs) == 0 or first[0] != 1 or (np.diff(first) <= 0).any() or first[-1] > len(chunk) or (per == 0).any():
         raise stsc.error(f"does not map {n} samples to {len(chunk)} chunks")
     if (runs[:, 2] != 1).any():

@@ -50,7 +50,9 @@ def turn_frame(frame: av.VideoFrame, turns: int) -> av.VideoFrame:
 
     Frames whose planes cannot be turned alone, such as 4:2:2, become RGB.
     """
-    name, height, width = frame.format.name, frame.height, frame.width
+    name = frame.format.name
+    height = frame.height
+    width = frame.width
     item = _sample_bytes(name)
     if not item:
         packed = reformat(VideoReformatter(), frame, "rgb24")  # owns the memory of `pixels`
@@ -61,13 +63,16 @@ def turn_frame(frame: av.VideoFrame, turns: int) -> av.VideoFrame:
         turned = av.VideoFrame(wide, tall, name)
         for number, (source, target) in enumerate(zip(frame.planes, turned.planes)):
             shift = 0 if number == 0 or name.startswith("gray") else _chroma_shift(name)
-            samples, rows, columns = f"<u{item}", -(-height >> shift), -(-width >> shift)
+            samples = f"<u{item}"
+            rows = -(-height >> shift)
+            columns = -(-width >> shift)
             plane = _lines(source, rows).view(samples)[:, :columns]
             lines = np.zeros((columns if turns % 2 else rows, target.line_size), np.uint8)
             image = np.rot90(plane, turns)
             lines.view(samples)[:, : image.shape[1]] = image
             target.update(lines.tobytes().ljust(target.buffer_size, b"\0"))
-        turned.colorspace, turned.color_range = frame.colorspace, frame.color_range
+        turned.colorspace = frame.colorspace
+        turned.color_range = frame.color_range
     turned.pts = frame.pts
     return turned
 

@@ -91,7 +91,8 @@ def make_packet(data: memoryview, tag: int, all_key_frames: bool) -> av.Packet:
     """
     made = av.Packet(len(data))
     made.update(data)  # type: ignore[arg-type]  # the stub says bytes; any buffer will do
-    made.pts, made.is_keyframe = tag, all_key_frames
+    made.pts = tag
+    made.is_keyframe = all_key_frames
     return made
 
 
@@ -112,7 +113,9 @@ class _Window(threading.local):
 
     def clear(self) -> None:
         self.owner: object = None
-        self.base, self.first, self.stop = 0, 0, 0
+        self.base = 0
+        self.first = 0
+        self.stop = 0
 
 
 _window = _Window()
@@ -127,11 +130,14 @@ class Mp4Packets:
     """
 
     def __init__(self, source: ByteSource, frames: int = 0) -> None:
-        self.path, self._source = source.where, source
+        self.path = source.where
+        self._source = source
         self.index = read_mp4(as_file(source), source.where, frames)
         # Single numbers are read from these. A memoryview returns them three times faster than an array.
-        self._offset, self._size = self.index.offset.data, self.index.size.data
-        self._display, self._all_key_frames = self.index.display.data, self.index.gops.all_key_frames
+        self._offset = self.index.offset.data
+        self._size = self.index.size.data
+        self._display = self.index.display.data
+        self._all_key_frames = self.index.gops.all_key_frames
         self._table = PacketTable.from_arrays(self.index.offset, self.index.size, self.index.display)
         ends = self.index.offset + self.index.size
         # Packets that the next one does not follow at once in the file.
@@ -158,7 +164,8 @@ class Mp4Packets:
 
     def _read(self, i: int, read_limit: int) -> None:
         """Read packet i and those after it, up to `read_limit`, that follow without a gap in the file."""
-        window, begin = _window, self._offset[i]
+        window = _window
+        begin = self._offset[i]
         last = max(i, min(read_limit, self._gaps[bisect_left(self._gaps, i)]))
         count = self._offset[last] + self._size[last] - begin
         if count > _MAX_READ and last > i:
@@ -171,7 +178,10 @@ class Mp4Packets:
         asked = perf_counter()
         try:
             self._source.fill(begin, window.view[:count])
-            window.owner, window.base, window.first, window.stop = self._owner, begin, i, last + 1
+            window.owner = self._owner
+            window.base = begin
+            window.first = i
+            window.stop = last + 1
         except DatasetError as error:
             if last > i and not isinstance(error, SourceError):  # the bad bytes may be those of a later packet
                 return self._read(i, i)
@@ -238,9 +248,13 @@ class ContainerPackets:
     """
 
     def __init__(self, source: ByteSource, frames: int = 0, most_pixels: int = MOST_PIXELS) -> None:
-        self._source, self._wanted, self._most_pixels, path = source, frames, most_pixels, source.where
+        self._source = source
+        self._wanted = frames
+        self._most_pixels = most_pixels
+        path = source.where
         self._number = -1  # of the stream in the container
-        self.path, self.wait_seconds = path, 0.0
+        self.path = path
+        self.wait_seconds = 0.0
         self._open()
         stream = self._stream
         sight = _Sight(stream, self._container.format.name, self._most_pixels)
@@ -372,7 +386,8 @@ class _Sight:
     """Finds out what a container says of how a stream is shown, from the packets of a walk over it."""
 
     def __init__(self, stream: av.VideoStream, container: str, most_pixels: int) -> None:
-        self._stream, self._matrix = stream, IDENTITY
+        self._stream = stream
+        self._matrix = IDENTITY
         context = stream.codec_context
         has_matrix = bool(_WITH_MATRIX & set(container.split(",")))
         self._is_open = has_matrix and context is not None and context.width * context.height <= most_pixels

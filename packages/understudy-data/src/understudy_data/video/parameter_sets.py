@@ -28,7 +28,8 @@ class InBand:
     """
 
     def __init__(self, codec: str, extradata: bytes) -> None:
-        self._codec, self._known = codec, extradata
+        self._codec = codec
+        self._known = extradata
         self._prefix = 0  # bytes of the length in front of each unit; 0: start codes
         if extradata[:1] == b"\1" and codec == "h264" and len(extradata) > 4:
             self._prefix = (extradata[4] & 3) + 1
@@ -44,8 +45,10 @@ class InBand:
         count = run.stop - run.first
         if self._codec in _STATELESS:
             return count
-        view, checked = memoryview(run.data).cast("B"), 0
-        offset, size = run.table.offset, run.table.size
+        view = memoryview(run.data).cast("B")
+        checked = 0
+        offset = run.table.offset
+        size = run.table.size
         while checked < count:
             if self._prefix:  # skip quickly the packets that are nothing but coded frames
                 checked += count_plain_packets(run, checked, self._prefix, self._codec == "hevc")
@@ -98,7 +101,9 @@ class InBand:
             skip = 0 if self._codec == "mpeg4" else 3
             units = [packet[begin + skip : end] for begin, end in zip(places, [*places[1:], len(packet)])]
             return [unit for unit in (unit.rstrip(b"\0") for unit in units) if len(unit) > 3 - skip]
-        units, place, prefix = [], 0, self._prefix
+        units = []
+        place = 0
+        prefix = self._prefix
         while place + prefix <= len(packet):
             length = int.from_bytes(packet[place : place + prefix], "big")
             place += prefix + length

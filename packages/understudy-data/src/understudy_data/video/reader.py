@@ -86,9 +86,14 @@ class VideoReader:
     index_bytes = 0
 
     def __init__(self, path: str, index: VideoIndex) -> None:
-        self.path, self.count, self.shown, self.streams = path, index.count, index.shown, index.streams
+        self.path = path
+        self.count = index.count
+        self.shown = index.shown
+        self.streams = index.streams
         self.height, self.width = index.image_size
-        self.fps, self.codec, self.gops = index.fps, index.codec, index.gops
+        self.fps = index.fps
+        self.codec = index.codec
+        self.gops = index.gops
 
     @property
     def gop(self) -> int:
@@ -145,7 +150,10 @@ class PyavReader(VideoReader):
     """Images through bare PyAV decoders; see `VideoReader`."""
 
     def __init__(self, source: ByteSource, pixels: Pixels, frames: int = 0, most_pixels: int = MOST_PIXELS) -> None:
-        self._source, self._pixels, self._frames, self._most_pixels = source, pixels, frames, most_pixels
+        self._source = source
+        self._pixels = pixels
+        self._frames = frames
+        self._most_pixels = most_pixels
         self._open(source.where)
         index = self._packets.index
         super().__init__(source.where, index)
@@ -153,7 +161,8 @@ class PyavReader(VideoReader):
         self.frame_bytes, self.decoder_bytes = frame_bytes(index), decoder_bytes(index)
         self.knows_frame_bytes = pixel_bytes(index.codec, index.extradata) is not None
         if pixels.is_depth and not self.knows_frame_bytes:  # two bytes a pixel
-            self.frame_bytes, self.decoder_bytes = self.frame_bytes * 4 // 3, self.decoder_bytes * 4 // 3
+            self.frame_bytes = self.frame_bytes * 4 // 3
+            self.decoder_bytes = self.decoder_bytes * 4 // 3
 
     def _open(self, path: str) -> None:
         self._pid: int | None = os.getpid()
@@ -225,11 +234,14 @@ class TorchcodecReader(VideoReader):
     """Images through torchcodec. Facts come from the same index as the PyAV reader's."""
 
     def __init__(self, source: ByteSource, frames: int = 0, most_pixels: int = MOST_PIXELS) -> None:
-        self._source, self._frames, self._most_pixels = source, frames, most_pixels
+        self._source = source
+        self._frames = frames
+        self._most_pixels = most_pixels
         packets = open_packets(source, frames, most_pixels)
         packets.close()
         super().__init__(source.where, packets.index)
-        self.frame_bytes, self.knows_frame_bytes = self.height * self.width * 3, True
+        self.frame_bytes = self.height * self.width * 3
+        self.knows_frame_bytes = True
         self.decoder_bytes = 4 * self.frame_bytes
         self._cursor = self.cursor()
 
@@ -258,7 +270,10 @@ class TorchcodecCursor:
     wait_seconds = 0.0
 
     def __init__(self, source: ByteSource, count: int, turns: int) -> None:
-        self.position, self._source, self._count, self._turns = -1, source, count, turns
+        self.position = -1
+        self._source = source
+        self._count = count
+        self._turns = turns
         self._class = _decoder_class()
         self._pid: int | None = None
 

@@ -50,7 +50,8 @@ class Shown:
     def _angle(self) -> float | None:
         """Angle in degrees to the left; None for a matrix without one."""
         a, b, _, c, d, *_ = self.matrix
-        wide, tall = math.hypot(a, c), math.hypot(b, d)
+        wide = math.hypot(a, c)
+        tall = math.hypot(b, d)
         if (a, d, self.matrix[8]) == (IDENTITY[0], IDENTITY[4], IDENTITY[8]) or not wide or not tall:
             return None
         return -math.degrees(math.atan2(b / tall, a / wide))

@@ -27,7 +27,8 @@ from understudy_data.storage.remote_options import RemoteOptions
 from understudy_data.testing.datasets import TASKS, Spec, edit_json, write_dataset
 from understudy_data.testing.hub import HubServer
 
-TOP, WRIST = "observation.images.top", "observation.images.wrist"
+TOP = "observation.images.top"
+WRIST = "observation.images.wrist"
 VERSIONS = ["v2.0", "v2.1", "v3.0", "v3.1"]
 
 
@@ -245,7 +246,9 @@ def test_catalog_missing_files_are_named(copy: Any, kind: str) -> None:
 
 def test_catalog_folders_that_may_not_be_looked_into(copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated, since a test may run as a user who may read everything. Not the same as nothing there."""
-    root, scandir, stat = copy("v2.1"), os.scandir, os.stat
+    root = copy("v2.1")
+    scandir = os.scandir
+    stat = os.stat
     catalog = Catalog.open(root)
 
     def forbidding(plain: Any, part: str) -> Any:
@@ -303,7 +306,8 @@ def test_catalog_pickles_small(written: Path) -> None:
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_catalog_a_hundred_thousand_episodes(tmp_path: Path, version: str) -> None:
     """Metadata only: the table is right, and stays at tens of bytes an episode."""
-    count, rng = 100_000, np.random.default_rng(0)
+    count = 100_000
+    rng = np.random.default_rng(0)
     lengths = rng.integers(1, 400, count)
     names = [f"task {i}" for i in range(50)]
     (tmp_path / "meta/episodes/chunk-000").mkdir(parents=True)
@@ -323,7 +327,8 @@ def test_catalog_a_hundred_thousand_episodes(tmp_path: Path, version: str) -> No
     else:
         (tmp_path / "videos/cam/chunk-000").mkdir(parents=True)
         (tmp_path / "videos/cam/chunk-000/file-000.mp4").touch()
-        file, start = np.arange(count) // 50, np.cumsum(lengths) - lengths
+        file = np.arange(count) // 50
+        start = np.cumsum(lengths) - lengths
         columns: dict[str, Any] = {"episode_index": np.arange(count), "length": lengths, "dataset_from_index": start}
         for place in ("data", "videos/cam"):
             columns |= {f"{place}/chunk_index": file // 1000, f"{place}/file_index": file % 1000}
@@ -364,7 +369,8 @@ def test_catalog_urls(written: Path, version: str, kind: str, monkeypatch: pytes
             raise OSError("no listing here")
 
         monkeypatch.setattr(MemoryFileSystem, "ls", unable)
-    here, there = Catalog.open(written / version), Catalog.open(url)
+    here = Catalog.open(written / version)
+    there = Catalog.open(url)
     assert there.tasks == here.tasks
     assert there.camera_keys == here.camera_keys
     for name in ("ids", "lengths", "index_from", "data_file", "data_row"):
@@ -602,7 +608,8 @@ def test_catalog_a_folder_where_a_file_should_be(copy: Any) -> None:
 
 def test_catalog_no_permission(copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated, since a test may run as a user who may read everything."""
-    root, real = copy("v2.1"), open
+    root = copy("v2.1")
+    real = open
 
     def forbidding(path: Any, *rest: Any, **named: Any) -> Any:
         if str(path).endswith("episodes.jsonl"):
@@ -631,7 +638,8 @@ def test_catalog_broken_statistics_are_reported_and_refused_when_used(copy: Any)
 
 
 def test_catalog_real_recordings(real_data: Path) -> None:
-    old, new = Catalog.open(real_data / "g1_v21"), Catalog.open(real_data / "g1_v30")
+    old = Catalog.open(real_data / "g1_v21")
+    new = Catalog.open(real_data / "g1_v30")
     assert old.report() == []
     assert new.report() == []
     assert old.episodes.lengths.tolist() == new.episodes.lengths.tolist() == [221, 260, 265, 267, 277, 278, 280, 290]

@@ -83,7 +83,8 @@ def same(folder: Path) -> None:
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Roots of the datasets whose tables are parsed."""
-    read, seen = layouts.read_episodes, list[str]()
+    read = layouts.read_episodes
+    seen = list[str]()
 
     def counted(files: Any, *arguments: Any) -> Any:
         seen.append(files.root)

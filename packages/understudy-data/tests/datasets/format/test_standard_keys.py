@@ -16,9 +16,13 @@ from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.standard_keys import rename_keys
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
 
-ACTION, STATE, REWARD = "action", "observation.state", "next.reward"
-CAM, PNG = "observation.images.cam_0", "observation.images.png"
-FRONT, WRIST = "observation.images.front", "observation.images.wrist"
+ACTION = "action"
+STATE = "observation.state"
+REWARD = "next.reward"
+CAM = "observation.images.cam_0"
+PNG = "observation.images.png"
+FRONT = "observation.images.front"
+WRIST = "observation.images.wrist"
 OWN = (ACTION, STATE, REWARD, CAM, PNG)
 WINDOWS = {ACTION: [0.0, 0.1], STATE: [-0.1, 0.0, 0.1], CAM: [-0.1, 0.0], PNG: [0.0, 0.2]}
 
@@ -57,7 +61,8 @@ def test_rename_only_the_names_change(
     assert data.windows == {standard[key]: count for key, count in plain.windows.items()}
     assert (data.reach, data.gop, data.name) == (plain.reach, plain.gop, plain.name)
     places = plain.locate([0, 3, 8, 18])
-    want, got = plain.batch(*places), data.batch(*places)
+    want = plain.batch(*places)
+    got = data.batch(*places)
 
     def renamed(key: str) -> str:
         own = key.removesuffix("_is_pad")
@@ -209,7 +214,8 @@ def test_rename_missing_cameras_are_black_and_flagged(roots: dict[str, Path], wi
     assert data.keys == (STATE, CAM, WRIST)
     assert data.video_keys == (CAM,)
     assert data.reach == (0, 0)
-    batch, sample = data.batch(np.asarray([0, 2]), np.asarray([1, 3])), data[4]
+    batch = data.batch(np.asarray([0, 2]), np.asarray([1, 3]))
+    sample = data[4]
     length = [2] if window else []
     assert batch[WRIST].shape == (2, *length, 3, 4, 6)
     assert sample[WRIST].shape == (*length, 3, 4, 6)

@@ -34,7 +34,9 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def meters(code: int) -> float:
     """LeRobot's formula, with Python's own numbers."""
-    low, high, shift = 0.01, 10.0, 3.5
+    low = 0.01
+    high = 10.0
+    shift = 3.5
     share = math.log(low + shift) + code / 4095 * (math.log(high + shift) - math.log(low + shift))
     return min(max(math.exp(share) - shift, low), high)
 

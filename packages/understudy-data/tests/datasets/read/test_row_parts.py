@@ -176,7 +176,8 @@ def test_files_that_disagree_with_meta_are_read_as_in_a_folder(
     warnings.simplefilter("ignore")
     with RangeServer(folder(tmp_path / "set", "/set")) as server:
         for episode in range(6):
-            local, far = EpisodeDataset(tmp_path / "set"), remote(server, cache)
+            local = EpisodeDataset(tmp_path / "set")
+            far = remote(server, cache)
             kind, found = outcome(far, episode)
             expected_kind, expected = outcome(local, episode)
             assert kind == expected_kind
@@ -220,7 +221,8 @@ def test_the_files_of_a_batch_are_asked_for_beside_each_other(tmp_path: Path, ca
     plain = EpisodeDataset(tmp_path / "set").batch(np.arange(6), np.arange(6) % 4)
     with RangeServer(folder(tmp_path / "set", "/set")) as server:
         data = remote(server, cache)
-        asked_for, all_six = set[str](), threading.Event()
+        asked_for = set[str]()
+        all_six = threading.Event()
 
         def hold(number: int, asked: Asked) -> str:
             if "/data/" in asked.path:

@@ -158,7 +158,9 @@ def test_rows_budget_of_loaded_files(written: dict[str, tuple[Path, Truth]]) -> 
 def test_rows_a_file_is_read_once_for_two_threads(
     written: dict[str, tuple[Path, Truth]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, read, reads = rows_of(written["v3.0"][0]), Rows.read_file, list[int]()
+    rows = rows_of(written["v3.0"][0])
+    read = Rows.read_file
+    reads = list[int]()
     other = threading.Thread(target=take, args=(rows,))
 
     def reading(self: Rows, file: int) -> Any:
@@ -177,7 +179,9 @@ def test_rows_a_file_is_read_once_for_two_threads(
 def test_rows_a_waiting_thread_reads_the_file_that_another_could_not(
     written: dict[str, tuple[Path, Truth]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, read, reads = rows_of(written["v3.0"][0]), Rows.read_file, list[int]()
+    rows = rows_of(written["v3.0"][0])
+    read = Rows.read_file
+    reads = list[int]()
     with ThreadPoolExecutor(1) as pool:
         others: list[Future[dict[str, Any]]] = []
 
@@ -209,7 +213,8 @@ def test_rows_order_of_columns_and_of_episodes_in_a_file(copy: Callable[[str], P
     root = copy("v3.0")
 
     def turn(table: pa.Table) -> pa.Table:
-        later, earlier = table.slice(5), table.slice(0, 5)
+        later = table.slice(5)
+        earlier = table.slice(0, 5)
         return pa.concat_tables([later, earlier]).select(sorted(table.column_names, reverse=True))
 
     change(root / "data/chunk-000/file-000.parquet", turn)

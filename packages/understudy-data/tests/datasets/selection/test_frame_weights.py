@@ -23,7 +23,8 @@ from understudy_data.order import Order
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.testing.weights import Frame, count_frames, write_weights
 
-LENGTHS, IDS = (6, 9, 4, 12), (1, 2, 5, 9)
+LENGTHS = (6, 9, 4, 12)
+IDS = (1, 2, 5, 9)
 FRAMES = [(episode, frame) for episode, length in zip(IDS, LENGTHS) for frame in range(length)]
 
 
@@ -64,7 +65,8 @@ def test_epochs_have_each_frame_as_often_as_its_weight(
     want = Counter({frame: int(weight) for frame, weight in weights.items() if weight})
     assert count_frames(data.epoch_segments) == want
     assert count_frames(data.segments) == Counter(want.keys())
-    order, epoch = Order.from_datasets(data, batch_size=batch, clip=3, lanes=2), want.total()
+    order = Order.from_datasets(data, batch_size=batch, clip=3, lanes=2)
+    epoch = want.total()
     for number in range(3):
         _, episode, frame = order.locate(np.arange(number * epoch, (number + 1) * epoch))
         assert Counter(zip(episode.tolist(), frame.tolist())) == want
@@ -81,7 +83,8 @@ def test_count_times_factor_is_the_weight(
 ) -> None:
     weights = by_frame([1.0, *values])
     path = tmp_path_factory.getbasetemp() / "any.parquet"
-    both, loss = opened(root, path, weights), opened(root, path, weights, "loss")
+    both = opened(root, path, weights)
+    loss = opened(root, path, weights, "loss")
     counts = count_frames(both.epoch_segments)
     want = {frame: weight for frame, weight in weights.items() if weight}
     assert counts == {frame: max(1, int(weight + 0.5)) for frame, weight in want.items()}
@@ -152,7 +155,8 @@ def test_a_column_has_the_weights(root: Path, tmp_path: Path) -> None:
 def test_loaders_have_the_weights(root: Path, tmp_path: Path) -> None:
     weights = by_frame([0.0, 1.0, 2.0, 3.0, 2.5])
     data = opened(root, tmp_path / "w.parquet", weights)
-    want, steps = count_frames(data.epoch_segments), 6
+    want = count_frames(data.epoch_segments)
+    steps = 6
     batch_size = want.total() // steps  # 9
     assert want.total() % steps == 0
     order = Order.from_datasets(data, batch_size=batch_size)

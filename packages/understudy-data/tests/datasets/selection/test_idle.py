@@ -29,7 +29,8 @@ def slowly(values: np.ndarray, rule: IdleRule) -> list[tuple[int, int]]:
         if rule.settled and pause:
             pause = t - first >= rule.min_idle and not (rule.difference and drifts(values, first - 1, last, rule))
         keep.append(not pause)
-    found, t = [], 0
+    found = []
+    t = 0
     while t < length:
         begin = t
         while t < length and keep[t]:
@@ -62,7 +63,8 @@ def drifts(values: np.ndarray, first: int, last: int, rule: IdleRule) -> bool:
 def test_idle_ranges_are_those_of_a_slow_walk(
     runs: list[tuple[int, bool, int]], wide: int, rule: IdleRule, odd: list[tuple[int, float]]
 ) -> None:
-    rows, at = [], 0.0
+    rows = []
+    at = 0.0
     for length, moves, dim in runs:
         for step in range(length):
             at += 0.5 if moves else 0.0

@@ -16,7 +16,8 @@ from understudy_data.datasets.selection.keep_ranges import KeepReport
 from understudy_data.datasets.selection.select import SelectedFrames, Selection, split_episodes
 from understudy_data.testing.datasets import Spec, write_dataset
 
-LENGTHS, IDS = (6, 9, 4, 0, 12), (1, 2, 5, 6, 9)
+LENGTHS = (6, 9, 4, 0, 12)
+IDS = (1, 2, 5, 6, 9)
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,8 @@ def split(tasks: list[set[int]], fraction: float = 0.3, seed: int = 0, spread: b
 @given(ONE_TASK_EACH, st.floats(0.05, 0.9), st.integers(0, 20))
 def test_fewest_exchanges_leave_the_fewest_tasks_on_one_side(labels: list[int], fraction: float, seed: int) -> None:
     tasks = [{label} for label in labels]
-    plain, found = split(tasks, fraction, seed, spread=False), split(tasks, fraction, seed)
+    plain = split(tasks, fraction, seed, spread=False)
+    found = split(tasks, fraction, seed)
     assert len(found) == len(plain)
     possible = [set(chosen) for chosen in combinations(range(len(tasks)), len(plain))]
     fewest = min(sum(lacking(held, tasks)) for held in possible)
@@ -47,7 +48,8 @@ def test_fewest_exchanges_leave_the_fewest_tasks_on_one_side(labels: list[int], 
 
 @given(SEVERAL_TASKS, st.floats(0.05, 0.9), st.integers(0, 20))
 def test_episodes_of_several_tasks_or_none_never_fare_worse(tasks: list[set[int]], fraction: float, seed: int) -> None:
-    plain, found = split(tasks, fraction, seed, spread=False), split(tasks, fraction, seed)
+    plain = split(tasks, fraction, seed, spread=False)
+    found = split(tasks, fraction, seed)
     assert len(found) == len(plain)
     for before, after in zip(lacking(plain, tasks), lacking(found, tasks), strict=True):
         assert after <= before
@@ -72,7 +74,8 @@ def test_one_task_or_none_is_the_plain_split(tasks: list[set[int]]) -> None:
 def test_rare_tasks_are_validated_and_trained() -> None:
     """Planted: the plain split validates no episode of one task, and trains none of another."""
     plain = split([{0}] * 60, spread=False)
-    inside, outside = sorted(plain)[:2], sorted(set(range(60)) - plain)[:2]
+    inside = sorted(plain)[:2]
+    outside = sorted(set(range(60)) - plain)[:2]
     tasks = [{1} if episode in inside else {2} if episode in outside else {0} for episode in range(60)]
     assert lacking(plain, tasks) == (1, 1)
     found = split(tasks)

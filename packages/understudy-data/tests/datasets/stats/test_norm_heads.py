@@ -19,7 +19,8 @@ from understudy_data.datasets.stats.norm_heads import Member, compute_normalizat
 from understudy_data.datasets.stats.summary import Mode, Statistics, count_pairs
 from understudy_data.testing.datasets import Spec, Truth, edit_json, write_dataset
 
-ACTION, STATE = "action", "observation.state"
+ACTION = "action"
+STATE = "observation.state"
 MODES: tuple[Mode, ...] = ("mean_std", "min_max", "quantile")
 FPS = 10
 
@@ -96,7 +97,8 @@ def test_norm_heads_no_image_is_opened(tmp_path: Path) -> None:
     for video in (tmp_path / "d/videos").rglob("*.mp4"):
         video.write_bytes(b"no video")
     for path in (tmp_path / "d/data").glob("chunk-*/*.parquet"):
-        table, png = pq.read_table(path), "observation.images.png"
+        table = pq.read_table(path)
+        png = "observation.images.png"
         broken = pa.array([{"bytes": b"no picture", "path": ""}] * len(table), table[png].type)
         pq.write_table(table.set_column(table.schema.get_field_index(png), png, broken), path)
     assert compute_normalization([Member(EpisodeDataset(tmp_path / "d"), "a")], "quantile", 4) == before
@@ -105,7 +107,8 @@ def test_norm_heads_no_image_is_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize("delta", [(), (0, 1)])
 def test_norm_heads_validation_values_have_no_say(tmp_path: Path, delta: tuple[int, ...]) -> None:
     def made() -> dict[str, Any]:
-        data, held = opened(tmp_path / "d", episodes=[0, 1, 3]), opened(tmp_path / "d", episodes=[2])
+        data = opened(tmp_path / "d", episodes=[0, 1, 3])
+        held = opened(tmp_path / "d", episodes=[2])
         return {mode: compute_normalization([Member(data, "a", delta)], mode, 4, None, [held]) for mode in MODES}
 
     recording(tmp_path / "d")
@@ -316,7 +319,8 @@ def test_norm_heads_values_must_be_finite_where_windows_see_them(
 def test_norm_heads_what_does_not_go_together_is_refused_with_both_names(tmp_path: Path) -> None:
     recording(tmp_path / "two")
     recording(tmp_path / "three", action_dim=3)
-    two, three = opened(tmp_path / "two"), opened(tmp_path / "three")
+    two = opened(tmp_path / "two")
+    three = opened(tmp_path / "three")
     with refused("x", "two", 2, "three", 3, "action"):
         compute_normalization([Member(two, "x"), Member(three, "x")], "mean_std", 4)
     with refused("x", "two", "[]", "[0]", "delta", fix="delta"):
@@ -354,7 +358,8 @@ def figures(place: float, dim: int, count: int = 10) -> Statistics:
 
 def test_norm_heads_recorded_statistics_stand_for_reading(tmp_path: Path) -> None:
     recording(tmp_path / "d")
-    data, recorded = opened(tmp_path / "d"), {ACTION: figures(1.0, 2), STATE: figures(2.0, 3)}
+    data = opened(tmp_path / "d")
+    recorded = {ACTION: figures(1.0, 2), STATE: figures(2.0, 3)}
     for path in (tmp_path / "d/data").rglob("*.parquet"):
         path.unlink()
     alone = compute_normalization([Member(data, "x", (0,), recorded)], "quantile", 4)
@@ -384,7 +389,8 @@ def test_norm_heads_recorded_and_computed_make_one_pool(tmp_path: Path, first: i
     recorded = compute_statistics([Member(half[1], "x", (1,))], 4)["x"]
     members = [Member(half[0], "x", (1,)), Member(half[1], "x", (1,), recorded)]
     made = compute_statistics(members, 4)["x"][ACTION]
-    rows, learnt = rows_of(truth, ACTION, opened(tmp_path / "d").segments), differences(opened(tmp_path / "d"))
+    rows = rows_of(truth, ACTION, opened(tmp_path / "d").segments)
+    learnt = differences(opened(tmp_path / "d"))
     np.testing.assert_allclose(made.std, [rows.std(0)[0], learnt.std(0)[1]], rtol=1e-12)
     np.testing.assert_allclose(made.mean, [rows.mean(0)[0], learnt.mean(0)[1]], rtol=1e-12)
     assert (made.min[0], made.max[0]) == (rows[:, 0].min(), rows[:, 0].max())

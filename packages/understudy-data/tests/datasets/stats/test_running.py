@@ -30,7 +30,8 @@ def test_running_parts_equal_the_whole(parts: list[int], shape: tuple[int, ...],
     total = RunningStatistics(shape)
     for chunk in chunks:
         total.add(chunk)
-    got, expected = total.result(), plain(np.concatenate(chunks))
+    got = total.result()
+    expected = plain(np.concatenate(chunks))
     assert set(got) == set(NAMES)
     assert got["count"].tolist() == [sum(parts)]
     for name, figure in expected.items():
@@ -53,7 +54,8 @@ def test_running_beyond_limit_quantiles_close_moments_exact() -> None:
     for chunk in np.array_split(values, 7):
         total.add(chunk)
     assert len(pickle.dumps(total)) < 40_000, "1000 rows of 16 bytes are kept, not 12,000"
-    got, expected = total.result(), plain(values)
+    got = total.result()
+    expected = plain(values)
     for name in ("min", "max", "mean", "std"):
         np.testing.assert_allclose(got[name], expected[name], rtol=1e-10)
     for name, level in QUANTILES.items():
@@ -85,7 +87,8 @@ def test_running_refuses_wrong_shapes_and_no_rows() -> None:
 
 def test_running_images_channel_by_channel() -> None:
     pictures = np.random.default_rng(0).integers(10, 240, (9, 20, 30, 3)).astype(np.uint8)
-    total, half = ImageStatistics(), ImageStatistics(first=4)
+    total = ImageStatistics()
+    half = ImageStatistics(first=4)
     for picture in pictures[:4]:
         total.add(picture)
     for picture in pictures[4:]:
@@ -104,7 +107,9 @@ def test_running_images_channel_by_channel() -> None:
 def test_running_counted_images_follow_from_numbers(parts: list[int], keep: int) -> None:
     """However they come: in parts that are merged, or passing over those that are not to count."""
     pictures = np.random.default_rng(sum(parts)).integers(0, 256, (sum(parts), 4, 5, 3)).astype(np.uint8)
-    total, sparse, first = ImageStatistics(keep=keep), ImageStatistics(keep=keep), 0
+    total = ImageStatistics(keep=keep)
+    sparse = ImageStatistics(keep=keep)
+    first = 0
     for count in parts:
         part = ImageStatistics(first=first, keep=keep)
         for picture in pictures[first : first + count]:

@@ -16,7 +16,8 @@ from understudy_data.datasets.stats.stats_files import read_stats_file, to_openp
 from understudy_data.datasets.stats.summary import Mode, Statistics, offset_and_spread
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
 
-ACTION, STATE = "action", "observation.state"
+ACTION = "action"
+STATE = "observation.state"
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,8 @@ def test_external_to_openpi_round_trips_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_external_to_openpi_leaves_out_unknown_figures() -> None:
-    nan, some = np.full(2, np.nan), np.ones(2)
+    nan = np.full(2, np.nan)
+    some = np.ones(2)
     text = to_openpi({ACTION: Statistics(3, some, some, some, some, nan, nan)})
     assert json.loads(text) == {"norm_stats": {"actions": {"mean": [1, 1], "std": [1, 1]}}}
     with refused("action"):
@@ -238,13 +240,16 @@ def test_external_figures_that_are_no_numbers_are_refused(
     entry = {**PI, "min": [0, 0], "max": [1, 1], "std": [0.5, value]}
     state = {"mean": [0, 0, 0], "std": [1, 1, 1], "q01": [-2, -2, -2], "q99": [2, 2, 2]}
     if source == "openpi":
-        path, of = saved(tmp_path, norm_stats(entry)), data
+        path = saved(tmp_path, norm_stats(entry))
+        of = data
     elif source == "lerobot":
-        path, of = saved(tmp_path, json.dumps({ACTION: entry, STATE: state}), "stats.json"), data
+        path = saved(tmp_path, json.dumps({ACTION: entry, STATE: state}), "stats.json")
+        of = data
     else:
         write_dataset(tmp_path / "d", Spec(cameras=()))
         edit_json(tmp_path / "d/meta/stats.json", lambda content: content.update({ACTION: entry, STATE: state}))
-        path, of = "recorded", EpisodeDataset(tmp_path / "d", keys=[ACTION, STATE])
+        path = "recorded"
+        of = EpisodeDataset(tmp_path / "d", keys=[ACTION, STATE])
     with pytest.raises(DatasetError) as caught:
         read_stats_file(path, "mean_std", of)
     assert "std" in caught.value.what

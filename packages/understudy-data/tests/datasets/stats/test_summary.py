@@ -33,7 +33,8 @@ def drawn(seed: int, lengths: list[int], dtype: str = "float32") -> list[np.ndar
     rng = np.random.default_rng(seed)
     out = []
     for n in lengths:
-        place, scale = rng.normal(0, 10, 3), 10.0 ** rng.uniform(-2, 2, 3)
+        place = rng.normal(0, 10, 3)
+        scale = 10.0 ** rng.uniform(-2, 2, 3)
         rows = rng.normal(place, scale, (n, 3))
         rows[:, 2] = 0.1
         out.append(rows.astype(dtype))
@@ -62,7 +63,8 @@ def test_summary_a_pool_equals_its_rows_and_no_sequence_shows(
 ) -> None:
     sources = drawn(seed, lengths)
     parts = [of(rows) for rows in sources]
-    got, rows = pool(parts), np.concatenate(sources).astype(np.float64)
+    got = pool(parts)
+    rows = np.concatenate(sources).astype(np.float64)
     assert got.count == len(rows)
     np.testing.assert_allclose(got.mean, rows.mean(0), rtol=1e-12, atol=1e-12 * np.abs(rows).max())
     np.testing.assert_allclose(got.std[:2] ** 2, rows.var(0)[:2], rtol=1e-12)
@@ -161,7 +163,8 @@ def test_summaries_of_a_source_are_equal_for_any_number_of_processes(
 ) -> None:
     write_dataset(tmp_path / "d", Spec("v2.1", lengths=(6, 9, 30, 5, 8), cameras=(), action_dim=3))
     windows = {ACTION: [0.0, 0.1, 0.2]}
-    data, counts = EpisodeDataset(tmp_path / "d", windows, keys=[ACTION, STATE]), list[int]()
+    data = EpisodeDataset(tmp_path / "d", windows, keys=[ACTION, STATE])
+    counts = list[int]()
 
     def summaries(workers: Workers | None = None) -> dict[str, Summary]:
         return summarize(data, (0, 2), 3, {ACTION: 4, STATE: 1, DELTA: 5}, counts.append, workers)

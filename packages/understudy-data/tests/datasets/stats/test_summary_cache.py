@@ -22,7 +22,8 @@ from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset, write_parquet
 from understudy_data.testing.servers import RangeServer, folder
 
-ACTION, STATE = "action", "observation.state"
+ACTION = "action"
+STATE = "observation.state"
 
 
 @pytest.fixture
@@ -34,7 +35,9 @@ def root(tmp_path: Path) -> Path:
 def made(
     root: Path | Catalog, cache: Path | None, episodes: tuple[int, ...] = (0, 1, 2), **choice: Any
 ) -> dict[str, Any]:
-    chunk, delta, names = choice.get("chunk", 4), choice.get("delta", (0,)), choice.get("names")
+    chunk = choice.get("chunk", 4)
+    delta = choice.get("delta", (0,))
+    names = choice.get("names")
     windows = {ACTION: [i / 10 for i in range(chunk)]}
     data = EpisodeDataset(
         root, windows, episodes=episodes, keys=[ACTION, STATE], names=names, **choice.get("select", {})
@@ -185,8 +188,10 @@ def of_the_same_size(path: Path, new: Path) -> bytes:
 @pytest.mark.parametrize("how", ["replaced", "in place", "in place, its old time set again"])
 def test_cache_a_changed_file_is_read_again(root: Path, tmp_path: Path, how: str) -> None:
     """Of the same size, always."""
-    cache, path = tmp_path / "c", root / "data/chunk-001/episode_000002.parquet"
-    before, there = made(root, cache), path.stat()
+    cache = tmp_path / "c"
+    path = root / "data/chunk-001/episode_000002.parquet"
+    before = made(root, cache)
+    there = path.stat()
     other = of_the_same_size(path, tmp_path / "new")
     if how == "replaced":
         os.replace(tmp_path / "new", path)
@@ -287,7 +292,8 @@ def test_cache_fine_rows_serve_a_larger_pool_and_coarse_ones_no_smaller(
 ) -> None:
     shutil.copytree(root, tmp_path / "e")
     data = [EpisodeDataset(each, keys=[ACTION, STATE]) for each in (root, tmp_path / "e")]
-    one, both = [Member(data[0], "x")], [Member(each, "x") for each in data]
+    one = [Member(data[0], "x")]
+    both = [Member(each, "x") for each in data]
     monkeypatch.setattr(summary, "ROWS", 50)
     plain = [compute_normalization(pool, "quantile", 1) for pool in (one, both)]
     reads.clear()

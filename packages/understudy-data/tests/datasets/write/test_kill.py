@@ -45,7 +45,8 @@ def check(root: Path, episodes: int) -> Catalog | None:
     assert data.catalog.episodes.lengths.tolist() == [recording.length(e) for e in range(episodes)]
     assert len(data) == sum(recording.length(e) for e in range(episodes))
     for i, item in enumerate(data.__getitems__(range(len(data)))):
-        episode, frame = int(item["episode_index"]), int(item["frame_index"])
+        episode = int(item["episode_index"])
+        frame = int(item["frame_index"])
         assert int(item["index"]) == i
         assert item["task"] == recording.task(episode)
         assert item["observation.state"].tolist() == recording.state(episode, frame).tolist()
@@ -77,7 +78,8 @@ def files(root: Path) -> set[str]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recording that was never killed."""
     root = tmp_path_factory.mktemp("whole") / "data"
-    limit, dataset_files.MAX_EPISODES = dataset_files.MAX_EPISODES, 2
+    limit = dataset_files.MAX_EPISODES
+    dataset_files.MAX_EPISODES = 2
     with recording.open_writer(root) as writer:
         recording.record(writer, range(recording.EPISODES))
     dataset_files.MAX_EPISODES = limit
@@ -130,7 +132,8 @@ def test_kill_every_point_opens_with_what_was_saved_and_goes_on(
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_at_random_instants_again_and_again(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root, rng = tmp_path / "data", np.random.default_rng(seed)
+    root = tmp_path / "data"
+    rng = np.random.default_rng(seed)
     found = 0
     for _ in range(2):
         before = episodes_in(root) if root.exists() else 0
@@ -145,7 +148,8 @@ def test_killed_at_random_instants_again_and_again(seed: int, tmp_path: Path, mo
         time.sleep(float(rng.random()) * 0.1)
         child.send_signal(signal.SIGKILL)
         child.wait()
-        found, saved = episodes_in(root), progress.stat().st_size
+        found = episodes_in(root)
+        saved = progress.stat().st_size
         assert found >= before + 3
         assert found >= saved
         check(root, found)

@@ -23,7 +23,8 @@ from understudy_data.datasets.write import dataset_files
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.video.reader import open_video
 
-TOP, IMAGE = "observation.images.top", "observation.images.sketch"
+TOP = "observation.images.top"
+IMAGE = "observation.images.sketch"
 FEATURES: dict[str, dict[str, Any]] = {
     TOP: {"dtype": "video", "shape": (32, 48, 3), "names": ["height", "width", "channels"]},
     IMAGE: {"dtype": "image", "shape": (6, 8, 3)},
@@ -57,7 +58,8 @@ def frame(rng: np.random.Generator, brightness: int = 100) -> dict[str, Any]:
 
 def record(root: Path, lengths: list[int], **options: Any) -> list[dict[str, Any]]:
     """Record episodes of these lengths; returns all frames as they were given, with `task`."""
-    rng, given_frames = np.random.default_rng(len(lengths)), []
+    rng = np.random.default_rng(len(lengths))
+    given_frames = []
     with EpisodeWriter(root, fps=20, features=FEATURES, codec="libx264", **options) as writer:
         for episode, length in enumerate(lengths):
             for i in range(length):
@@ -70,7 +72,8 @@ def record(root: Path, lengths: list[int], **options: Any) -> list[dict[str, Any
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]], list[int]]:
-    root, lengths = tmp_path_factory.mktemp("write") / "data", [5, 1, 3, 7]
+    root = tmp_path_factory.mktemp("write") / "data"
+    lengths = [5, 1, 3, 7]
     return root, record(root, lengths, robot_type="arm"), lengths
 
 
@@ -263,7 +266,8 @@ def test_writer_any_packing_reads_the_same(
     """However the episodes are spread over files and recordings, the dataset is the same."""
     root = tmp_path_factory.mktemp("pack") / "data"
     features = {TOP: FEATURES[TOP], "observation.state": FEATURES["observation.state"]}
-    old, dataset_files.MAX_EPISODES = dataset_files.MAX_EPISODES, limit
+    old = dataset_files.MAX_EPISODES
+    dataset_files.MAX_EPISODES = limit
     try:
         for part in np.array_split(np.arange(len(lengths)), stops + 1):
             with EpisodeWriter(root, fps=20, features=features, codec="libx264", resume=True) as writer:
@@ -355,7 +359,8 @@ def test_writer_statistics_do_not_depend_on_interruptions(
     one, many = ((tmp_path / name / "meta/stats.json").read_bytes() for name in ("one", "many"))
     assert one == many
     # Exactly the images that count, as they are read from the dataset.
-    data, step = EpisodeDataset(tmp_path / "one"), 1 if shape[0] < 100 else 4
+    data = EpisodeDataset(tmp_path / "one")
+    step = 1 if shape[0] < 100 else 4
     measured = [i for i in range(len(data)) if int(data[i]["frame_index"]) % step == 0]
     measured = measured[:: 4 if step == 1 else 2]
     for key in features:
@@ -491,7 +496,8 @@ def test_writer_discarding_and_task_texts(tmp_path: Path) -> None:
 
 
 def test_writer_unsaved_frames_are_an_error_at_the_end(tmp_path: Path) -> None:
-    rng, features = np.random.default_rng(0), FEATURES
+    rng = np.random.default_rng(0)
+    features = FEATURES
     writer = EpisodeWriter(tmp_path / "data", fps=20, features=features, codec="libx264")
     writer.add_frame(frame(rng), task="go")
     with refused(1, "save_episode", "discard_episode", kind=ValueError):
@@ -503,7 +509,8 @@ def test_writer_unsaved_frames_are_an_error_at_the_end(tmp_path: Path) -> None:
 
 
 def test_writer_an_error_in_the_block_keeps_what_was_saved(tmp_path: Path) -> None:
-    rng, root = np.random.default_rng(0), tmp_path / "data"
+    rng = np.random.default_rng(0)
+    root = tmp_path / "data"
 
     def interrupted() -> None:
         with EpisodeWriter(root, fps=20, features=FEATURES, codec="libx264") as writer:
@@ -526,7 +533,8 @@ def test_writer_never_puts_an_episode_into_a_file_that_a_reader_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dataset_files, "MAX_EPISODES", 2)
-    root, opened = tmp_path / "data", list[Catalog]()
+    root = tmp_path / "data"
+    opened = list[Catalog]()
     with EpisodeWriter(root, fps=20, features=FEATURES, codec="libx264") as writer:
         for episode in range(6):
             for _ in range(3):
@@ -609,7 +617,8 @@ def test_writer_a_writer_that_was_dropped_does_not_lock_the_folder(tmp_path: Pat
 
 
 def test_writer_resuming_with_other_encoder_settings(tmp_path: Path) -> None:
-    root, features = tmp_path / "data", {TOP: FEATURES[TOP]}
+    root = tmp_path / "data"
+    features = {TOP: FEATURES[TOP]}
     picture = np.full((32, 48, 3), 90, np.uint8)
     for gop in (2, 1):
         writer = EpisodeWriter(root, fps=20, features=features, codec="libx264", gop=gop, crf=20 + gop, resume=True)
@@ -633,7 +642,8 @@ def test_writer_resuming_names_a_lost_file(tmp_path: Path) -> None:
 
 
 def test_writer_a_failed_save_leaves_the_dataset_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng, root = np.random.default_rng(0), tmp_path / "data"
+    rng = np.random.default_rng(0)
+    root = tmp_path / "data"
     with EpisodeWriter(root, fps=20, features=FEATURES, codec="libx264") as writer:
         writer.add_frame(frame(rng), task="go")
         writer.save_episode()
@@ -654,7 +664,8 @@ def test_writer_a_failed_save_leaves_the_dataset_as_it_was(tmp_path: Path, monke
 
 def test_writer_the_caller_may_reuse_its_buffers(tmp_path: Path) -> None:
     features = {"a": {"dtype": "float32", "shape": (2,)}, "b": {"dtype": "bool", "shape": (2,)}}
-    a, b = np.zeros(2, np.float32), np.zeros(2, bool)
+    a = np.zeros(2, np.float32)
+    b = np.zeros(2, bool)
     with EpisodeWriter(tmp_path / "data", fps=20, features=features) as writer:
         for i in range(3):
             a[:], b[:] = i, i == 1

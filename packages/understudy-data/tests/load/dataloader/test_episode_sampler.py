@@ -170,7 +170,9 @@ def test_passes_of_whole_batches_drop_and_repeat_nothing(batch):
 @given(st.data())
 def test_stops_worlds_and_batches_change_and_the_stream_does_not(data):
     """The fourth of the known faults and the rest of them: position counts consumed samples, not step times batch."""
-    expected, position, state = stream(5 * 30 * 36), 0, None
+    expected = stream(5 * 30 * 36)
+    position = 0
+    state = None
     for _ in range(data.draw(st.integers(1, 5))):
         world = data.draw(st.integers(1, 4))
         batch = world * data.draw(st.integers(1, 9))
@@ -209,7 +211,8 @@ def test_a_plain_loader_with_workers_says_what_it_consumed(workers):
     """Workers draw ahead, so the sampler's own count runs ahead of the training; `consumed` does not."""
 
     def run(sampler, steps):
-        seen, loader = [], DataLoader(DATA, batch_size=8, sampler=sampler, num_workers=workers)
+        seen = []
+        loader = DataLoader(DATA, batch_size=8, sampler=sampler, num_workers=workers)
         while len(seen) < steps:
             seen += [batch.tolist() for batch in itertools.islice(loader, steps - len(seen))]
         return seen

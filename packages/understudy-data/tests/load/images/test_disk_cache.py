@@ -35,7 +35,8 @@ from understudy_data.testing.servers import folder as files_below
 from understudy_data.video.color import ImageSize
 from understudy_data.video.packets import open_packets
 
-TOP, WRIST = "observation.images.top", "observation.images.wrist"
+TOP = "observation.images.top"
+WRIST = "observation.images.wrist"
 BATCH = 6
 EPOCHS = 14  # batches of two epochs of 40 frames
 WINDOWS = {"action": [0.0, 0.1], TOP: [-0.1, 0.0], WRIST: [0.0, 0.2]}
@@ -142,7 +143,8 @@ def test_a_remote_dataset_is_decoded_once(root: Path, tmp_path: Path, folder: Pa
 def test_sizes_and_selections_have_files_of_their_own(root: Path, folder: Path) -> None:
     for size in ((16, 24), (24, 16), None):
         assert all_same(read(root, image_size=size, decoded_cache=folder)[0], read(root, image_size=size)[0])
-    data, part = opened(root, windows=False), EpisodeDataset(root, episodes=[1, 3])
+    data = opened(root, windows=False)
+    part = EpisodeDataset(root, episodes=[1, 3])
     order = order_of(part)
     expected = batches(part, order, 5)
     assert all_same(batches(part, order, 5, decoded_cache=folder), expected)
@@ -151,7 +153,8 @@ def test_sizes_and_selections_have_files_of_their_own(root: Path, folder: Path) 
 
 def _killed(root: Path, folder: Path, at: int) -> None:
     """Read with a cache in a process that is killed in the middle of a write."""
-    write, count = os.pwrite, itertools.count(1)
+    write = os.pwrite
+    count = itertools.count(1)
 
     def killing(file: int, data: Any, place: int) -> int:
         if next(count) == at:
@@ -198,7 +201,8 @@ def test_processes_share_a_cache(root: Path, folder: Path) -> None:
 
 
 def test_ranks_and_workers_share_a_cache(root: Path, folder: Path) -> None:
-    data, order = opened(root), order_of(opened(root))
+    data = opened(root)
+    order = order_of(opened(root))
     for rank in range(2):
         options: dict[str, Any] = {"rank": rank, "world_size": 2}
         assert all_same(batches(data, order, 14, decoded_cache=folder, **options), batches(data, order, 14, **options))
@@ -319,7 +323,9 @@ def test_a_restart_of_the_host_empties_the_cache(
 
 
 def test_a_full_disk_costs_time_only(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, turns = StoredImages._write, itertools.count()  # next() is atomic; several threads write
+    # next() is atomic; several threads write
+    write = StoredImages._write
+    turns = itertools.count()
 
     def full(self: StoredImages, file: int, frame: int, image: np.ndarray) -> None:
         if next(turns) >= 30:
@@ -365,7 +371,8 @@ def test_images_that_do_not_fit_are_refused_with_both_sizes(
 
 
 def test_images_in_use_are_not_removed_for_others(root: Path, folder: Path) -> None:
-    data, small = opened(root), (8, 8)
+    data = opened(root)
+    small = (8, 8)
     size = bytes_on_disk(data) + bytes_on_disk(data, small) - 1
     cache = DiskCache(str(folder), size)
     read(root, decoded_cache=(folder, size))
@@ -388,8 +395,11 @@ def test_an_unreadable_frame_behaves_as_without_a_cache(root: Path, tmp_path: Pa
     broken = tmp_path / "dataset"
     shutil.copytree(root, broken)
     path = next(path for path in sorted(broken.rglob("*.mp4")) if TOP in str(path))
-    packets, content = open_packets(str(path)), bytearray(path.read_bytes())
-    at, size = int(packets.index.offset[4]), int(packets.index.size[4])  # a key frame
+    packets = open_packets(str(path))
+    content = bytearray(path.read_bytes())
+    # a key frame
+    at = int(packets.index.offset[4])
+    size = int(packets.index.size[4])
     content[at + 5 : at + size] = b"\xff" * (size - 5)
     packets.close()
     path.write_bytes(content)

@@ -28,7 +28,8 @@ from understudy_data.video.decoder import FrameDecoder
 from understudy_data.video.native.ffmpeg import PYAV_MAJOR
 from understudy_data.video.packets import Mp4Packets
 
-TOP, SIDE = "observation.images.top", "observation.images.side"
+TOP = "observation.images.top"
+SIDE = "observation.images.side"
 SPECS = {
     "gop 1": Spec(lengths=(30, 24, 41), gop=1),
     "gop 2": Spec(lengths=(30, 24, 41), gop=2, per_video_file=3),
@@ -134,7 +135,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
     """(frames that decoders give, packets that they are fed) from now on, one entry each."""
     given_: list[int] = []
     fed: list[int] = []
-    runs, packet, several = FrameDecoder.runs, Mp4Packets.packet, Mp4Packets.run
+    runs = FrameDecoder.runs
+    packet = Mp4Packets.packet
+    several = Mp4Packets.run
 
     def giving(self: FrameDecoder, wanted: np.ndarray, at_once: int = 1) -> Iterator[Any]:
         left = wanted.tolist()
@@ -182,8 +185,11 @@ def test_clip_reader_decodes_each_frame_once(
 
     # The batches made ahead depend on the threads: `batches` allows 3 batches beyond those that were taken, into the
     # next epoch. A reader may have decoded its whole clip, or no more than the samples that were taken.
-    taken, until, chains = 2 * steps, 2 * (steps + 3), 0
-    least, most = Counter[int](), Counter[int]()
+    taken = 2 * steps
+    until = 2 * (steps + 3)
+    chains = 0
+    least = Counter[int]()
+    most = Counter[int]()
     for lane in (0, 1):  # chain by chain
         position = lane
         while position < until:
@@ -245,7 +251,8 @@ def test_first_runs_of_the_first_batch_are_short_and_later_ones_take_turns(roots
     assert due == [100, 101, 106, 122, 138]
     assert list(complete) == positions
 
-    order, policy = Order.from_datasets([data], batch_size=4, seed=1, clip=9, lanes=12), DecodePolicy(16, False)
+    order = Order.from_datasets([data], batch_size=4, seed=1, clip=9, lanes=12)
+    policy = DecodePolicy(16, False)
     for position in range(5, 5 + 40):
         runs = first_runs(order, 0, policy, position, 5, gop=1)
         assert (runs[0] == 0) == (position < 5 + 4)  # the first batch is waited for
@@ -280,7 +287,8 @@ def made(loader: Loader, count: int) -> None:
 def test_lanes_open_with_one_gop_each(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The consumer waits for these batches; runs of 16 frames begin when all lanes are open."""
     given_, _ = counted(monkeypatch)
-    data, ready = opened(roots["gop 2"]), list[int]()
+    data = opened(roots["gop 2"])
+    ready = list[int]()
     order = Order.from_datasets([data], batch_size=4, seed=1, clip=9, lanes=8)
 
     def note(batch: Batch) -> Batch:
@@ -304,7 +312,8 @@ def test_first_batch_of_decoded_images_waits_for_its_own_frames(
 ) -> None:
     given_, _ = counted(monkeypatch)
     for name, gop in (("gop 2", 2), ("gop 250 with B-frames", 250)):
-        data, ready = opened(roots[name], episodes=[0]), list[int]()
+        data = opened(roots[name], episodes=[0])
+        ready = list[int]()
 
         def note(batch: Batch, ready: list[int] = ready) -> Batch:
             ready.append(len(given_))
@@ -321,7 +330,9 @@ def test_first_batch_of_decoded_images_waits_for_its_own_frames(
 def test_rows_of_a_batch_are_read_after_its_images(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A data file takes long to read. Threads that have made their images wait for it, none that still could."""
     given_, _ = counted(monkeypatch)
-    data, read, decoded = opened(roots["gop 2"]), EpisodeDataset.row_batch, list[int]()
+    data = opened(roots["gop 2"])
+    read = EpisodeDataset.row_batch
+    decoded = list[int]()
 
     def reading(self: EpisodeDataset, episodes: np.ndarray, frames: np.ndarray) -> Any:
         decoded.append(len(given_))

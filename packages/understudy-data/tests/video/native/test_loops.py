@@ -39,10 +39,13 @@ def packet_run(path: Path, first: int, count: int, damaged: int | None = None) -
     """Packets of a video, one of them with other bytes, and the key of its decoder."""
     packets = open_packets(str(path))
     stop = min(first + count, COUNT)
-    run, index = packets.run(first, stop, stop - 1), packets.index
-    data, table = bytearray(run.data), run.table
+    run = packets.run(first, stop, stop - 1)
+    index = packets.index
+    data = bytearray(run.data)
+    table = run.table
     if damaged is not None:
-        at, size = int(table.offset[run.first + damaged]) - run.base, int(table.size[run.first + damaged])
+        at = int(table.offset[run.first + damaged]) - run.base
+        size = int(table.size[run.first + damaged])
         data[at + size // 2 : at + size] = b"\xff" * (size - size // 2)
     packets.close()
     return CodecKey.from_index(index), run._replace(data=bytes(data))
@@ -72,7 +75,9 @@ def test_decode_packets_compiled_equals_python(
     """Run by run with two decoders, also where a packet in the last run fails."""
     path, _ = clips[kind]
     what, _ = packet_run(path, 0, 1)
-    ours, theirs, first = create_context(what, "x"), create_context(what, "x"), 0
+    ours = create_context(what, "x")
+    theirs = create_context(what, "x")
+    first = 0
     for number, count in enumerate(runs):
         last = number + 1 == len(runs) or first + count >= COUNT
         bad = damaged % min(count, COUNT - first) if last and damaged is not None else None
@@ -100,11 +105,13 @@ def test_loops_decode_more_frames_than_room(clips: dict[str, tuple[Path, np.ndar
     """Call again while output has no room: a decoder may hold frames back and output them all at once."""
     path, images = clips["h264-bframes"]
     kind, run = packet_run(path, 0, COUNT)
-    context, found = create_context(kind, "x"), loops.load_loops()
+    context = create_context(kind, "x")
+    found = loops.load_loops()
     assert found is not None
     context.open()
     frames: list[av.VideoFrame] = []
-    at, status = 0, 1
+    at = 0
+    status = 1
     while status == 1:
         room = [av.VideoFrame(0, 0, "yuv420p")]
         done = np.zeros(2, np.int32)
@@ -141,7 +148,8 @@ def test_loops_decode_refuses_a_frame_of_another_format(clips: dict[str, tuple[P
 
         pix_fmt = "yuv444p"
 
-    context, found = create_context(kind, "x"), loops.load_loops()
+    context = create_context(kind, "x")
+    found = loops.load_loops()
     assert found is not None
     context.open()
     room = [av.VideoFrame(0, 0, Changed.pix_fmt) for _ in range(6)]
@@ -161,7 +169,9 @@ def test_convert_frames_that_are_rgb_already(tmp_path: Path, python: pytest.Monk
     with av.open(str(path), "w") as out:
         stream = out.add_stream("png", rate=10)
         assert isinstance(stream, av.VideoStream)
-        stream.height, stream.width, stream.pix_fmt = 48, 64, "rgb24"
+        stream.height = 48
+        stream.width = 64
+        stream.pix_fmt = "rgb24"
         for image in moving_pictures(12):
             out.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         out.mux(stream.encode(None))
@@ -181,7 +191,8 @@ def test_convert_frames_that_are_rgb_already(tmp_path: Path, python: pytest.Monk
 
 @needs_c
 def test_convert_frames_compiled_equals_python(python: pytest.MonkeyPatch) -> None:
-    layout, frames = PixelLayout("yuv420p", 48, 64, 2, 0), []
+    layout = PixelLayout("yuv420p", 48, 64, 2, 0)
+    frames = []
     for seed in range(5):
         frame = make_noise("yuv420p", 48, 64)
         for plane in frame.planes:
@@ -413,7 +424,8 @@ def test_build_hook_works_without_a_compiler(
 def test_recycling_leaves_frames_in_use_alone(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
     """Unreferenced frames are recycled by the next decoder; the others keep their content."""
     path, images = clips["h264-bframes"]
-    decoder, converter = FrameDecoder(open_packets(str(path)), "x"), Converter()
+    decoder = FrameDecoder(open_packets(str(path)), "x")
+    converter = Converter()
     out = np.zeros((8, *images.transpose(0, 3, 1, 2).shape[1:]), np.uint8)
     loops.spare_frames.by_format["yuv420p"].clear()
     next(decoder.runs(np.arange(1), 1))  # a decoder's first frame is PyAV's own

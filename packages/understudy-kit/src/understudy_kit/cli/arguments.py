@@ -32,8 +32,11 @@ def settings(name: str, cls: type, command: Command, arguments: Sequence[str]) -
         ConfigError: Lists all errors, one line each.
         SystemExit: Help was requested and has been printed.
     """
-    content, file, words = dict[str, Any](), None, list(arguments)
-    argument, new = command.argument, command.stored is None
+    content = dict[str, Any]()
+    file = None
+    words = list(arguments)
+    argument = command.argument
+    new = command.stored is None
     helped = bool({"-h", "--help"} & set(arguments))
     program = f"understudy {name}"
     about = with_addresses(inspect.cleandoc(cls.__doc__ or ""))
@@ -53,7 +56,8 @@ def settings(name: str, cls: type, command: Command, arguments: Sequence[str]) -
             about += f"run: `understudy {name} {argument} --help` shows the run's own."
     if not helped:
         return complete(read_flags(cls, words, content, file, new=new))
-    named, union = chosen_type(cls, words), union_of(cls)
+    named = chosen_type(cls, words)
+    union = union_of(cls)
     kind = [f"{type_flag(union[0])}={named}"] if union is not None and named else []
     try:
         default = read_flags(cls, kind, content, file, new=new)
@@ -86,7 +90,8 @@ def _help(
     if summarized := len(rows) > 2 * len(MOST_USED):
         place = "below" if paged else "at the end"
         parts.append(help.wrap(f"`most used`, {place}, repeats the settings that most runs need."))
-    argument, launchable = command.argument, command.launchable
+    argument = command.argument
+    launchable = command.launchable
     if argument:
         text = meaning or POSITIONAL.get(argument, "")
         parts.append("argument:\n" + help.format_rows([(argument, text)]))

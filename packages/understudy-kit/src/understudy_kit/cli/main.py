@@ -30,8 +30,11 @@ from understudy_base.errors import ConfigError, UnderstudyError, summarize
 from understudy_kit.cli.commands import COMMANDS, GROUPS, GUESSES, Found, find_command, find_commands
 from understudy_kit.cli.console import start_again_as_utf8, write_any_text
 
-OPTIONS, VARIABLES, VERSIONS = "understudy.options", "understudy.variables", "understudy.versions"
-FAILED, WRONG_INPUT = 1, 2
+OPTIONS = "understudy.options"
+VARIABLES = "understudy.variables"
+VERSIONS = "understudy.versions"
+FAILED = 1
+WRONG_INPUT = 2
 INTERRUPTED = 128  # and the number of the signal
 
 

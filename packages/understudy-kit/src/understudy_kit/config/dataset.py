@@ -20,7 +20,8 @@ from understudy_kit.config.on_resume import (
     Fixed,
 )
 
-STANDARD_ACTION, STANDARD_STATE = "action", "observation.state"
+STANDARD_ACTION = "action"
+STANDARD_STATE = "observation.state"
 
 
 @dataclass(frozen=True)

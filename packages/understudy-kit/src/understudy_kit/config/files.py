@@ -11,7 +11,8 @@ from understudy_base.errors import ConfigError
 
 SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 """Suffixes of settings files."""
-_DEPTH, _VALUES = 100, 1_000_000
+_DEPTH = 100
+_VALUES = 1_000_000
 """Levels of a file, and values that its aliases may stand for beyond twice those that it has."""
 
 
@@ -136,7 +137,9 @@ def _items(value: Any) -> list[Any]:
 
 def _count(content: Any, sizes: dict[int, int]) -> int:
     """Return the number of values that a file has, each list and mapping once."""
-    seen, waiting, count = {id(content)}, [content], 0
+    seen = {id(content)}
+    waiting = [content]
+    count = 0
     while waiting:
         items = _items(waiting.pop())
         count += len(items)

@@ -53,9 +53,11 @@ def list_settings(cls: type, chosen: type | None = None, prefix: str = "") -> It
         chosen: class of the group that is a `Union`; None is its default one.
         prefix: dotted path of the dataclass, with a dot behind it.
     """
-    marked, hints = get_type_hints(cls, include_extras=True), get_type_hints(cls)
+    marked = get_type_hints(cls, include_extras=True)
+    hints = get_type_hints(cls)
     for name in (entry.name for entry in fields(cls)):
-        kind, path = hints[name], f"{prefix}{name}"
+        kind = hints[name]
+        path = f"{prefix}{name}"
         if isinstance(kind, type) and is_dataclass(kind):
             group: Any = kind
             if is_union(kind):
@@ -147,7 +149,8 @@ class _Line:
         free = [setting for setting in self.settings.values() if setting.positional]
         flags = {flag_of(path): setting for path, setting in self.settings.items() if not setting.positional}
         off = {negation_of(setting.path): setting for setting in flags.values() if setting.kind is bool}
-        bare, flag = list[str](), ""
+        bare = list[str]()
+        flag = ""
         while words:
             word = words.popleft()
             if not _is_flag(word):

@@ -82,8 +82,10 @@ def groups(cls: type, default: Any = None, name: str = "") -> Iterator[Group]:
         default: An instance with the defaults to show; None for those of the class.
         name: Dotted path of the class.
     """
-    hints, texts = get_type_hints(cls, include_extras=True), _texts(cls)
-    plain, inner = [], []
+    hints = get_type_hints(cls, include_extras=True)
+    texts = _texts(cls)
+    plain = []
+    inner = []
     prefix = f"{name}." if name else ""
     for setting in fields(cls):
         value = _default_of(setting) if default is None else getattr(default, setting.name)
@@ -92,7 +94,8 @@ def groups(cls: type, default: Any = None, name: str = "") -> Iterator[Group]:
         elif item_class(get_type_hints(cls)[setting.name]) is None:
             markers = getattr(hints[setting.name], "__metadata__", ())
             positional = POSITIONAL in markers
-            text, kind = texts.get(setting.name, ""), get_type_hints(cls)[setting.name]
+            text = texts.get(setting.name, "")
+            kind = get_type_hints(cls)[setting.name]
             if is_union(cls) and setting.name == "type":
                 union: Any = cls
                 kind = Literal[tuple(union.types())]
@@ -188,13 +191,15 @@ def expected(kind: Any, name: str = "") -> str:
     rules = []
     flag = name.startswith("--")
     for member in members(kind):
-        origin, inside = get_origin(member), get_args(member)
+        origin = get_origin(member)
+        inside = get_args(member)
         if origin is tuple:
             number = "" if Ellipsis in inside else f"{len(inside)} values, each "
             listed = f"a list of {number}" if number else "a list, each item "
             rules.append(f"{number if flag else listed}{expected(inside[0])}")
         elif origin in (dict, Mapping):
-            first, last = (choices(inside[0]) or ("NAME",))[0], (choices(inside[0]) or ("OTHER",))[-1]
+            first = (choices(inside[0]) or ("NAME",))[0]
+            last = (choices(inside[0]) or ("OTHER",))[-1]
             kinds, example = ("weights", "0.5") if inside[1] is float else ("pairs", "TEXT")
             example = (choices(inside[1]) or (example,))[-1]
             pairs = f"{kinds} as in `{name} {first} {example} {last} {example}`"
@@ -218,7 +223,8 @@ def placeholder(kind: Any, name: str = "name") -> str:
         kind: Type of the value.
         name: Name of the setting. A choice, or weights of choices, is `NAME | NAME WEIGHT ...` by it.
     """
-    origin, inside = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    inside = get_args(kind)
     if kind is bool:
         return "{true,false}"
     if origin is Literal:

@@ -104,7 +104,8 @@ def run_defaults(config: Any) -> dict[str, Any]:
 
 def _joined(cls: type, brought: Record, content: Record) -> dict[str, Any]:
     """Return `content` with the values of `brought` under the names that it lacks, group by group."""
-    hints, joined = type_hints(cls), {**brought, **content}
+    hints = type_hints(cls)
+    joined = {**brought, **content}
     for name in brought.keys() & content.keys():
         if is_dataclass(hints[name]) and isinstance(content[name], Mapping):
             joined[name] = _joined(hints[name], brought[name], content[name])
@@ -206,7 +207,8 @@ def plain(config: Any) -> dict[str, Any]:
 
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     """Return dotted path -> (old, new) for every leaf in which two settings of the same class differ."""
-    before, after = flat(plain(old)), flat(plain(new))
+    before = flat(plain(old))
+    after = flat(plain(new))
     paths = [*before, *(path for path in after if path not in before)]
     return {p: (before.get(p), after.get(p)) for p in paths if before.get(p) != after.get(p)}
 
@@ -280,7 +282,8 @@ def _as_list(kind: Any, error: Any, shown: Any) -> str:
 
 def _setting_at(cls: type, content: Any, place: Sequence[Any]) -> tuple[tuple[str, ...], Any]:
     """Return path and type of the setting to which pydantic's place of an error belongs."""
-    path, kind = list[str](), cls
+    path = list[str]()
+    kind = cls
     for part in place:
         if isinstance(kind, type) and is_dataclass(kind):
             kind = type_hints(selected(kind, content) or kind).get(part, Any)
@@ -357,7 +360,8 @@ def _unknown_inside(
                 yield from _unknown_names(cls, value, others, f"{path}.")
         return
     for member in members(kind):
-        origin, inner = get_origin(member), get_args(member)
+        origin = get_origin(member)
+        inner = get_args(member)
         if is_dataclass(member):
             yield from _unknown_inside(member, value, path, others)
         elif isinstance(value, Mapping) and isinstance(origin, type) and issubclass(origin, Mapping) and inner:

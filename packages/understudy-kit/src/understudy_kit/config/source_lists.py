@@ -26,7 +26,8 @@ from understudy_kit.config.dataset import DatasetConfig, SourceConfig
 from understudy_kit.config.files import check_size, parse_json
 from understudy_kit.config.help import members, takes_many
 
-_PATH, _ROOT = "path", "root"
+_PATH = "path"
+_ROOT = "root"
 _MOST_NAMED = 5
 _INFO = "meta/info.json"
 _SHOWN = 40

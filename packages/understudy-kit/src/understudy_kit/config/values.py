@@ -57,7 +57,8 @@ def _with_ids(cls: Any, content: Mapping[str, Any], path: tuple[str, ...], misfi
     hints = type_hints(cls, include_extras=True)
     read = dict(content)
     for name in hints.keys() & content.keys():
-        value, below = content[name], (*path, name)
+        value = content[name]
+        below = (*path, name)
         kind = _bare(hints[name])
         marks = getattr(hints[name], "__metadata__", ())
         if is_dataclass(kind) and isinstance(value, Mapping):

@@ -153,11 +153,13 @@ def thin(steps: np.ndarray, values: np.ndarray, *, smooth: bool = True) -> dict[
         smooth: Whether `value` is smoothed.
     """
     is_finite = np.isfinite(values)
-    steps, values = steps[is_finite], values[is_finite]
+    steps = steps[is_finite]
+    values = values[is_finite]
     if not len(values):
         return {"step": [], "value": [], "low": [], "high": []}
     ends = np.unique(np.linspace(0, len(values), min(POINTS, len(values)) + 1).round().astype(int))
-    starts, last = ends[:-1], ends[1:] - 1
+    starts = ends[:-1]
+    last = ends[1:] - 1
     return {
         "step": steps[last].tolist(),
         "value": numbers((smoothed(values) if smooth else values)[last]),
@@ -171,7 +173,8 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     half = max(1, len(values) // 100)
     total = np.concatenate([[0.0], np.cumsum(values)])
     centers = np.arange(len(values))
-    low, high = np.maximum(0, centers - half), np.minimum(len(values), centers + half + 1)
+    low = np.maximum(0, centers - half)
+    high = np.minimum(len(values), centers + half + 1)
     return (total[high] - total[low]) / (high - low)
 
 

@@ -59,9 +59,11 @@ def contract(config: ContractConfig) -> int:
     contracts = [read_any(path, config) for path in config.paths]
     if config.output:
         write_contract(Path(config.output), contracts[0], is_new=not config.overwrite)
-    first, second = contracts[0], contracts[-1]
+    first = contracts[0]
+    second = contracts[-1]
     if len(contracts) == 1:
-        faults, open_facts = list(first.faults), first.unknowns()
+        faults = list(first.faults)
+        open_facts = first.unknowns()
         if config.json:
             print(json.dumps({"contract": first.to_json(), "faults": list(map(_plain, faults)), "open": open_facts}))
         else:

@@ -44,7 +44,8 @@ class DemoConfig:
 
 def training(config: DemoConfig) -> TrainConfig:
     """Settings of the demonstration's run: defaults, except for its length and folder."""
-    out, every = Path(config.output_dir), config.steps // 10
+    out = Path(config.output_dir)
+    every = config.steps // 10
     return TrainConfig(
         output_dir=str(out / "run"),
         steps=config.steps,
@@ -73,11 +74,14 @@ def demo(config: DemoConfig) -> int:
     out = Path(config.output_dir)
     clear_folder(out)
     plan = training(config)
-    run, dataset, beside = Path(plan.output_dir), plan.data.root, out / "never-stopped"
+    run = Path(plan.output_dir)
+    dataset = plan.data.root
+    beside = out / "never-stopped"
     _print_title(f"record {config.episodes} episodes of a scripted expert")
     _run_command("record", "--output-dir", dataset, "--episodes", config.episodes, "--seed", config.seed)
 
-    kill_at, end = plan.checkpoint.every * 26 // 5, plan.checkpoint.every * 6
+    kill_at = plan.checkpoint.every * 26 // 5
+    end = plan.checkpoint.every * 6
     _print_title(f"train {config.steps} steps; beside it {end} steps in a process that is never stopped")
     short = shortened(plan, beside, end)
     started: list[subprocess.Popen[bytes]] = []
@@ -124,7 +128,8 @@ def clear_folder(out: Path) -> None:
     """
     from understudy.train.checkpoint.run_dir import RunDir
 
-    mark, parts = out / MARK, [out / name for name in ("dataset", "run", "never-stopped")]
+    mark = out / MARK
+    parts = [out / name for name in ("dataset", "run", "never-stopped")]
     files = [out / name for name in ("run.yaml", "never-stopped.yaml", "never-stopped.log")]
     existing = [part for part in (*parts, *files) if part.exists()]
     if existing and not mark.exists():

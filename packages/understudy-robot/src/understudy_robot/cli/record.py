@@ -108,12 +108,14 @@ def record(config: RecordConfig) -> int:
         raise ConfigError(str(error)) from error
     whole = env_contract(env)
     robots = {"": replace(whole.robots[""], robot_type=env.name, tasks=())}  # a dataset lists its own tasks
-    stated, statements = replace(whole, robots=robots, kind="dataset"), Path(config.output_dir) / "meta" / FILE
+    stated = replace(whole, robots=robots, kind="dataset")
+    statements = Path(config.output_dir) / "meta" / FILE
     with EpisodeWriter(
         config.output_dir, fps=env.fps, features=env.features, robot_type=env.name, codec=config.codec, resume=True
     ) as writer:
         _check_note(config, fresh=writer.episodes == 0)
-        begun, failures = writer.episodes, 0
+        begun = writer.episodes
+        failures = 0
         if begun:
             print(f"{config.output_dir}: continuing after {plural(begun, 'episode')}", file=sys.stderr)
         remaining = range(begun, config.episodes)
@@ -183,7 +185,8 @@ def demonstrate(env: "Env", config: RecordConfig, episode: int) -> "tuple[list[d
     """
     from understudy_robot.envs.env import layout_seed
 
-    task, expert = env.tasks[episode % len(env.tasks)], _expert(config.expert)
+    task = env.tasks[episode % len(env.tasks)]
+    expert = _expert(config.expert)
     for attempt in range(ATTEMPTS):
         frames = _attempt(env, config, expert, layout_seed(config.seed, episode, attempt=attempt), task)
         if frames is not None:

@@ -131,7 +131,10 @@ def replay_episode(
     executed = actions_of.batch(np.full(length, episode), np.arange(length))[ACTION].numpy()
     trace = open_trace(config.trace, robot)
     names = validation.action_names(source)
-    largest, dimension, parts_at, chunks = 0.0, "", None, 0
+    largest = 0.0
+    dimension = ""
+    parts_at = None
+    chunks = 0
     options = ServeConfig(policy=config.run, port=0, contract=config.contract, warm_up=0)
     with warnings.catch_warnings(), running_server(robot, options) as server, RemotePolicy(server.address) as policy:
         warnings.simplefilter("ignore", ContractWarning)  # they are in the result
@@ -164,7 +167,8 @@ def replay_episode(
             if not np.array_equal(served[:steps], actions[:steps, : served.shape[1]]) and parts_at is None:
                 parts_at = frame + int(np.flatnonzero(apart.any(1))[0])
             if apart.max() > largest:
-                largest, dimension = float(apart.max()), names[int(apart.max(0).argmax())]
+                largest = float(apart.max())
+                dimension = names[int(apart.max(0).argmax())]
         mismatches = tuple(map(str, policy.mismatches))
     if trace is not None:
         trace.close()
@@ -197,7 +201,8 @@ def _open_loop(
         batch = validation.read(part)
         if error := batch.pop(UNREADABLE):
             raise ConfigError(f"episode {episode}: a frame cannot be read: {next(iter(error.values()))}")
-        identity, task = validation.identity(part), batch[TASK][0]
+        identity = validation.identity(part)
+        task = batch[TASK][0]
         device_batch = batch_to_device(policy.preprocess(batch), state.mesh.device)
         with torch.no_grad():
             actions = predict_actions(policy, device_batch, identity, state.config.seed, mode)[0]

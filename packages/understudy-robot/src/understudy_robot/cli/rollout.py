@@ -21,12 +21,14 @@ def rollout(config: RolloutConfig) -> int:
     run = RunDir(Path(config.run))
     run.require_policy()
     # A folder with only policy/ suffices if the environment has the policy's own names.
-    data, sources = DataConfig(), None
+    data = DataConfig()
+    sources = None
     if run.config.is_file():
         settings = run.settings()
         if not settings.mode_weights()["policy"]:
             raise ConfigError(f"{run.root}: the run trained no policy to act: its mode is {settings.mode}")
-        data, sources = settings.data, run.read_record().get("sources")
+        data = settings.data
+        sources = run.read_record().get("sources")
     with temporary_folder() as folder:
         trace = folder / "trace.jsonl"
         result = rollout_saved_policy(run.policy, data, sources, config, config.swap_text, config.films, trace)

@@ -16,7 +16,8 @@ from understudy_client.contract.mismatch import Mismatch
 from understudy_robot.contracts.tensors import tensor_shapes, unfit, weights_digest
 
 METADATA = "experiment_cfg/metadata.json"
-PROCESSOR, STATISTICS = "processor_config.json", "statistics.json"
+PROCESSOR = "processor_config.json"
+STATISTICS = "statistics.json"
 
 
 def read_groot_contract(folder: Path) -> Contract:
@@ -26,7 +27,8 @@ def read_groot_contract(folder: Path) -> Contract:
         ConfigError, ValueError: a file is damaged.
     """
     stored = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
-    robots, faults = {}, []
+    robots = {}
+    faults = []
     try:
         if not tensor_shapes(folder):
             faults.append(unfit("weights", "no model.safetensors"))
@@ -34,7 +36,9 @@ def read_groot_contract(folder: Path) -> Contract:
         faults.append(unfit("whole weights", str(error)))
     entries = read_object(folder / METADATA) if (folder / METADATA).is_file() else _read_processor(folder)
     for tag, entry in entries.items():
-        modalities, statistics, vectors = entry["modalities"], entry["statistics"], {}
+        modalities = entry["modalities"]
+        statistics = entry["statistics"]
+        vectors = {}
         for key in ("state", "action"):
             vectors[key], lacking = _vector(modalities.get(key) or {}, statistics.get(key) or {}, entry.get("mode", ""))
             fix = "compute the statistics of the training data again"
@@ -54,7 +58,8 @@ def read_groot_contract(folder: Path) -> Contract:
 
 def _read_processor(folder: Path) -> dict[str, Any]:
     """Read the files of N1.6 and N1.7 as entries of N1.5's metadata: embodiment tag -> modalities and statistics."""
-    settings, entries = read_object(folder / PROCESSOR)["processor_kwargs"], {}
+    settings = read_object(folder / PROCESSOR)["processor_kwargs"]
+    entries = {}
     for tag, statistics in read_object(folder / STATISTICS).items():
         configs = settings["modality_configs"][tag]
         modalities: dict[str, Any] = {"video": {name: {} for name in configs["video"]["modality_keys"]}}

@@ -128,7 +128,8 @@ def _camera(key: str, shape: Sequence[int], renamed: Mapping[str, str], stored: 
 
 
 def _vector(key: str, width: int, stored: Record, side: Processor, baked: bool) -> VectorFacts:
-    mode, figures = _mode(key, stored, side), side.statistics.get(key, {})
+    mode = _mode(key, stored, side)
+    figures = side.statistics.get(key, {})
     source = "baked" if baked else "external" if figures else "none" if mode == "IDENTITY" else ""
     return VectorFacts.from_figures(key, figures, width, source, _MODES.get(mode, mode))
 
@@ -161,7 +162,8 @@ def _mode(key: str, stored: Record, side: Processor) -> str:
 
 def _statistics(key: str, shape: Sequence[int], stored: Record, side: Processor) -> Iterator[Mismatch]:
     """Faults of the statistics of one vector."""
-    mode, figures = _mode(key, stored, side), side.statistics.get(key)
+    mode = _mode(key, stored, side)
+    figures = side.statistics.get(key)
     if mode == "IDENTITY":
         return
     prefixed = sorted(name for name in side.statistics if name != key and name.endswith(f".{key}"))
@@ -187,14 +189,16 @@ def _differences(before: Processor, behind: Processor) -> Iterator[Mismatch]:
     learns = bool(before.config("relative_actions_processor").get("enabled"))
     adds = bool(behind.config("absolute_actions_processor").get("enabled"))
     if learns != adds:
-        text, fix = ("absolute actions", "differences to the state"), f"enable or remove it in {LEROBOT_OUT}, too"
+        text = ("absolute actions", "differences to the state")
+        fix = f"enable or remove it in {LEROBOT_OUT}, too"
         yield Mismatch("delta", ACTION, text[not learns], text[learns], f"absolute_actions_processor: {fix}")
 
 
 def _renames(renamed: Mapping[str, str], cameras: Record) -> Iterator[Mismatch]:
     for source, target in renamed.items():
         if "image" in source and target not in cameras:
-            came, fix = f"{source} is given as {target}", f"give it as one of {', '.join(cameras)}"
+            came = f"{source} is given as {target}"
+            fix = f"give it as one of {', '.join(cameras)}"
             yield Mismatch("camera map", target, ", ".join(cameras), came, fix)
 
 

@@ -21,7 +21,8 @@ MAX_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "l
 """Suite -> most steps of an episode, as in openpi's `examples/libero/main.py`."""
 CAMERAS = {"image": "agentview_image", "image2": "robot0_eye_in_hand_image"}
 """LeRobot's name of a camera -> LIBERO's."""
-WAIT, IDLE = 10, [0.0] * 6 + [-1.0]
+WAIT = 10
+IDLE = [0.0] * 6 + [-1.0]
 TRIALS = 50
 """Episodes per task: each begins in another of the task's initial states."""
 ASSETS = "LIBERO_ASSETS"
@@ -77,7 +78,8 @@ class LiberoEnv:
     def __init__(
         self, suite: str, size: int | None = None, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()
     ) -> None:
-        self.name, self.max_steps = suite, MAX_STEPS[suite]
+        self.name = suite
+        self.max_steps = MAX_STEPS[suite]
         self._cameras = tuple(CAMERAS) if cameras is None else tuple(cameras)
         if unknown := sorted(set(self._cameras) - set(CAMERAS)):
             raise ValueError(f"cameras: unknown {unknown}; known: {', '.join(CAMERAS)}")
@@ -129,7 +131,8 @@ class LiberoEnv:
         self._env.set_init_state(self._states[trial % len(self._states)])
         for _ in range(WAIT):
             raw, *_ = self._env.step(IDLE)
-        self._task, self._steps = task, 0
+        self._task = task
+        self._steps = 0
         return self._observation(raw)
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], Outcome]:

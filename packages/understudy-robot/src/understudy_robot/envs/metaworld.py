@@ -79,7 +79,8 @@ class MetaWorldEnv:
         """Start an episode; see `Env.reset`."""
         if task not in self._env_of:
             raise ValueError(f"unknown task {task!r}; known: {list(self.tasks)}")
-        self._task, self._steps = task, 0
+        self._task = task
+        self._steps = 0
         if task not in self._envs:
             self._envs[task] = self._make(self._env_of[task])
         self._env, self._views = self._envs[task]

@@ -55,7 +55,9 @@ def _neighbor_normals(rays: np.ndarray, depth: np.ndarray, pixels: np.ndarray, h
     a direction the one with the smaller depth jump is used, so that no difference crosses the edge of an object.
     `rays` is (H*W, 3), `depth` (H*W,).
     """
-    row, column, center = pixels // width, pixels % width, depth[pixels]
+    row = pixels // width
+    column = pixels % width
+    center = depth[pixels]
 
     def difference(step: int, at_start: np.ndarray, at_end: np.ndarray) -> np.ndarray:
         before = np.where(at_start, pixels, pixels - step)
@@ -63,7 +65,8 @@ def _neighbor_normals(rays: np.ndarray, depth: np.ndarray, pixels: np.ndarray, h
         jump_before = np.where(at_start, np.inf, np.abs(depth[before] - center))
         jump_after = np.where(at_end, np.inf, np.abs(depth[after] - center))
         ahead = jump_after <= jump_before
-        a, b = np.where(ahead, pixels, before), np.where(ahead, after, pixels)
+        a = np.where(ahead, pixels, before)
+        b = np.where(ahead, after, pixels)
         return rays[b] * depth[b, None] - rays[a] * depth[a, None]
 
     u = difference(1, column == 0, column == width - 1)  # to the right
@@ -100,7 +103,8 @@ class RayCamera:
         if self._camera < 0:
             names = [model.camera(i).name for i in range(model.ncam)]
             raise ValueError(f"unknown camera {camera!r}; the scene has {names}")
-        self.height, self.width = height, width
+        self.height = height
+        self.width = width
         self._model = model
         self._rays = pinhole_rays(float(model.cam_fovy[self._camera]), height, width).reshape(-1, 3)  # (H*W, 3)
         self._colors = _colors(model)
@@ -135,7 +139,9 @@ class RayCamera:
             bare = copy.copy(data)
             bare.geom_xpos[self._solid[:-1]] = data.cam_xpos[self._camera] - _FAR * rays.mean(axis=0)  # behind us
             self._planes = *self._cast_rays(bare, rays), rays
-        hit, distance, rays = self._planes[0].copy(), self._planes[1].copy(), self._planes[2]
+        hit = self._planes[0].copy()
+        distance = self._planes[1].copy()
+        rays = self._planes[2]
         near = np.flatnonzero(self._near_solids(data, rays))
         hit[near], distance[near] = self._cast_rays(data, rays[near])
         return hit, distance, rays

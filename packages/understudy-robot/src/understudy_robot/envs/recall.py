@@ -38,9 +38,15 @@ LIMIT = 0.16
 NOISE = 0.15
 """Standard deviation of the noise in recordings, on executed actions."""
 
-_TABLE, _DARK, _BRIGHT, _HAND = (116, 132, 150), (70, 72, 80), (255, 226, 70), (235, 235, 240)
-_LAMP, _RED, _GREEN = np.array([0.0, 0.125]), (225, 40, 35), (40, 210, 70)
-_LAMP_RADIUS, _HAND_RADIUS = 0.028, 0.022
+_TABLE = (116, 132, 150)
+_DARK = (70, 72, 80)
+_BRIGHT = (255, 226, 70)
+_HAND = (235, 235, 240)
+_LAMP = np.array([0.0, 0.125])
+_RED = (225, 40, 35)
+_GREEN = (40, 210, 70)
+_LAMP_RADIUS = 0.028
+_HAND_RADIUS = 0.022
 
 
 def layout(seed: int) -> tuple[int, int, np.ndarray]:

@@ -33,7 +33,9 @@ _HOVER = 0.05  # metres above the block's centre while the hand travels
 _ABOVE = 0.010  # metres off the block's axis within which the hand descends
 CAMERA = "front"
 _SUBSTEPS = 20
-_OPEN, _CLOSED = 0.034, HALF + 0.004  # finger offset from the hand's axis, which makes the grip visible
+# finger offset from the hand's axis, which makes the grip visible
+_OPEN = 0.034
+_CLOSED = HALF + 0.004
 
 _RGBA = {"red": "0.86 0.13 0.12 1", "green": "0.10 0.66 0.20 1", "blue": "0.12 0.26 0.90 1"}
 _BLOCK = """
@@ -178,7 +180,8 @@ class TabletopEnv:
             turn = [np.cos(yaw[i] / 2), 0, 0, np.sin(yaw[i] / 2)]
             self.data.qpos[7 * i : 7 * i + 7] = [*centers[i], HALF, *turn]
         self.data.mocap_pos[0] = hand
-        self._closed, self._steps = False, 0
+        self._closed = False
+        self._steps = 0
         mujoco.mj_forward(self.model, self.data)
         return self._observation()
 

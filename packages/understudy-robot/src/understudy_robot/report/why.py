@@ -48,7 +48,8 @@ def why_page(diagnosis: Diagnosis, name: str, reasons: Sequence[Reason] = ()) ->
         name: its name, for headings.
         reasons: facts about the failed episodes of a rollout.
     """
-    lines, action = findings(diagnosis, reasons), diagnosis.facts.action
+    lines = findings(diagnosis, reasons)
+    action = diagnosis.facts.action
     rows = [
         [joint, *(f"{error[i]:.3g}" for error in diagnosis.errors.values())] for i, joint in enumerate(action.names)
     ]

@@ -20,7 +20,8 @@ from understudy_base.records import Record
 from understudy_data.prompt_metadata import metadata_lines
 from understudy_robot.envs.env import IMAGE, Env
 
-STATE, TASK = "observation.state", "task"
+STATE = "observation.state"
+TASK = "task"
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,11 @@ def make_adapter(data: DataConfig, frozen: Record, play: Play) -> EnvAdapter:
     if unknown := [name for name in play.prompt_metadata if name not in data.prompt_metadata]:
         trained = ", ".join(data.prompt_metadata) or "no metadata"
         raise ConfigError(f"prompt_metadata: {unknown[0]}: the prompts of training have {trained}")
-    policy, norm = frozen["policy"], frozen["normalisation"]
+    policy = frozen["policy"]
+    norm = frozen["normalisation"]
     heads: Sequence[str] = norm.get("heads", [""])
-    cameras, state_dim = tuple(policy["cameras"]), policy["state_dim"]
+    cameras = tuple(policy["cameras"])
+    state_dim = policy["state_dim"]
     keys_by_source = dict(zip(data.names(), _source_keys(data, frozen, cameras, bool(state_dim))))
     if play.source and play.source not in keys_by_source:
         raise ConfigError(f"source: {play.source!r}: the run has {', '.join(keys_by_source)}")

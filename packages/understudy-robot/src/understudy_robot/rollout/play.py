@@ -85,7 +85,8 @@ class _Lane:
             except ActionError as error:
                 self.over, self.error = True, str(error)
                 return
-            self.taken, self.over = outcome.completed_task, outcome.done
+            self.taken = outcome.completed_task
+            self.over = outcome.done
             self.step += 1
             self.see(observation)
             if self.over:
@@ -128,11 +129,15 @@ def rollout(
     Raises:
         ValueError: settings that cannot be played.
     """
-    world, spec, width = worlds[0], policy.random_spec("act"), (adapter or policy.config).action_dim
+    world = worlds[0]
+    spec = policy.random_spec("act")
+    width = (adapter or policy.config).action_dim
     _check_settings(policy, world, width, execute, swap_text)
     adapter = adapter or EnvAdapter(names={key: key for key in world.features if key != "action"})
     image_times, state_times = seen_times(policy.config, world.fps)
-    windows, waiting, finished = adapter.windows(image_times, state_times), deque(range(episodes)), list[_Lane]()
+    windows = adapter.windows(image_times, state_times)
+    waiting = deque(range(episodes))
+    finished = list[_Lane]()
 
     def begin(free: Sequence[Env]) -> list[_Lane]:
         begun = [(world, waiting.popleft()) for world in free if waiting]
@@ -143,7 +148,8 @@ def rollout(
         while lanes:
             positions = np.array([lane.episode * world.max_steps + lane.step for lane in lanes])
             draws = {name: values.to(device) for name, values in make_draws(spec, seed, positions, "rollout").items()}
-            inputs, instructions = [lane.inputs() for lane in lanes], [lane.instruction for lane in lanes]
+            inputs = [lane.inputs() for lane in lanes]
+            instructions = [lane.instruction for lane in lanes]
             batch = policy.preprocess(adapter.batch(inputs, instructions, device, len(image_times)))
             chunks = policy.act(batch, draws, steps).cpu().numpy()[..., :width]
             for lane, chunk in zip(lanes, chunks):

@@ -22,7 +22,9 @@ class Arriving:
     """Messages in part, of all connections."""
 
     def __init__(self, most_bytes: int, seconds: float, metrics: Metrics) -> None:
-        self.most_bytes, self.seconds, self.metrics = most_bytes, seconds, metrics
+        self.most_bytes = most_bytes
+        self.seconds = seconds
+        self.metrics = metrics
         self._sizes: dict[ServerConnection, int] = {}
         """Bytes by connection, the message that began first at the front."""
         self._timers: dict[ServerConnection, asyncio.TimerHandle] = {}

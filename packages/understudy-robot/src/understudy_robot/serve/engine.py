@@ -53,7 +53,8 @@ def open_trace(path: str, robot: RobotPolicy, folder: str = "") -> TraceWriter |
     if not path:
         return None
     refuse_existing(path, "trace", None)
-    contract, head = robot.contract, robot.policy.norm_heads[robot.head]
+    contract = robot.contract
+    head = robot.policy.norm_heads[robot.head]
     if contract is None and folder and (contract := read_policy_contract(find(folder))) is not None:
         robots = contract.robots
         contract = replace(contract, robots={head: next(iter(robots.values()))} if len(robots) == 1 else robots)
@@ -124,7 +125,8 @@ class Engine:
     """
 
     def __init__(self, robot: RobotPolicy, options: "ServeConfig") -> None:
-        self.robot, self.options = robot, options
+        self.robot = robot
+        self.options = options
         self.metrics = Metrics()
         self.ready = asyncio.Event()
         self.closing = False
@@ -158,7 +160,8 @@ class Engine:
 
     def open_session(self) -> tuple[int, Session]:
         """Return the number of the next robot and its session. The n-th one has the n-th stream of noise."""
-        number, self._sessions = self._sessions, self._sessions + 1
+        number = self._sessions
+        self._sessions = self._sessions + 1
         seed = None if self.options.seed < 0 else (self.options.seed + number) % (1 << 63)
         return number, Session(self.robot, self.options.contract, seed)
 
@@ -295,7 +298,8 @@ class Engine:
                 job.fail(error)
                 continue
             if isinstance(prepared, Ready):
-                answer.ready, answer.mismatches = prepared, prepared.mismatches
+                answer.ready = prepared
+                answer.mismatches = prepared.mismatches
                 answer.compute_s = time.monotonic() - started
                 groups.setdefault(prepared.prepared.form, []).append((job, prepared, answer))
             else:

@@ -53,7 +53,8 @@ class PolicyServer:
     """
 
     def __init__(self, robot: RobotPolicy, options: "ServeConfig") -> None:
-        self.robot, self.options = robot, options
+        self.robot = robot
+        self.options = options
         self._engine = Engine(robot, options)
         self.metrics = self._engine.metrics
         self._most_bytes = int(options.max_message_mb * 1e6)
@@ -89,7 +90,8 @@ class PolicyServer:
         Raises:
             OSError: the address cannot be used.
         """
-        options, engine = self.options, self._engine
+        options = self.options
+        engine = self._engine
         arriving = Arriving(_LARGEST_IN_PART * self._most_bytes, options.message_timeout_s, self.metrics)
         engine.start()
         try:
@@ -210,7 +212,8 @@ class PolicyServer:
         self, session: Session, data: str | bytes, closed: "asyncio.Future[None]", robot: str
     ) -> tuple[str, Any]:
         """Return (outcome, reply) of one message; a reply of None: the robot is gone."""
-        since, own_client = time.monotonic(), False
+        since = time.monotonic()
+        own_client = False
         try:
             if isinstance(data, str):
                 raise MessageError("the message is text; send binary messages of msgpack")
@@ -327,8 +330,10 @@ def running_server(robot: RobotPolicy, options: "ServeConfig") -> Iterator[Polic
     Raises:
         OSError: the address cannot be used.
     """
-    server, started = PolicyServer(robot, options), threading.Event()
-    loop, failed = asyncio.new_event_loop(), []
+    server = PolicyServer(robot, options)
+    started = threading.Event()
+    loop = asyncio.new_event_loop()
+    failed = []
     stop = asyncio.Event()
 
     def run() -> None:

@@ -82,7 +82,8 @@ class Session:
     @property
     def most_past(self) -> int:
         """Past observations that a request may have; 0 for a policy that sees none."""
-        config, fps = self.robot.config, self.robot.metadata.get("fps")
+        config = self.robot.config
+        fps = self.robot.metadata.get("fps")
         reach = -min((times[0] for times in seen_times(config, fps) if times), default=0.0)
         rate = step_rate(config, fps, None)
         return ceil(_PAST_RATE * (reach * rate + 1)) if reach and rate else _MOST_PAST if reach else 0
@@ -132,7 +133,8 @@ class Session:
         """
         fps = self.robot.metadata.get("fps")
         time = seconds(request.step, request.time, fps)
-        self.fresh, self.compared = [], {}
+        self.fresh = []
+        self.compared = {}
         if len(request.past) > (most := self.most_past):
             raise MessageError(f"past has {len(request.past)} observations; this policy takes at most {most}")
         if most and time is None:
@@ -172,7 +174,8 @@ class Session:
 
     def explain(self, error: Exception) -> Exception:
         """Return the error for the latest observation: its own differences from training that make it unusable."""
-        contract, facts = self.robot.contract, self.robot.facts
+        contract = self.robot.contract
+        facts = self.robot.facts
         if isinstance(error, MessageError | ContractError) or not self.compared:
             return error
         if self._check is None or contract is None or facts is None:
@@ -199,7 +202,8 @@ class Session:
             raise MessageError(f"{TASK} is a {type(observation[TASK]).__name__}; a robot sends one instruction")
         if len(observation.get(TASK, "")) > _LONGEST_TASK:
             raise MessageError(f"{TASK} has {len(observation[TASK]):,} letters; send at most {_LONGEST_TASK:,}")
-        facts, config = self.robot.facts, self.robot.config
+        facts = self.robot.facts
+        config = self.robot.config
         keys = facts.input_keys if facts is not None else {STATE, TASK, *config.cameras}
         inputs: dict[str, Any] = {}
         for key, value in observation.items():
@@ -242,7 +246,9 @@ def copy_for_robot(robot: RobotPolicy) -> RobotPolicy:
 
 def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[str, Any]:
     """Return the metadata of the handshake: plain values about the policy and its inputs."""
-    facts, config, policy = robot.facts, robot.config, robot.policy
+    facts = robot.facts
+    config = robot.config
+    policy = robot.policy
     cameras: dict[str, Sequence[int]] = dict.fromkeys(config.cameras, (*config.image_size, 3))
     if facts is not None:
         cameras |= {key: (*camera.size, 3) for key, camera in facts.cameras.items() if camera.size[0]}
@@ -285,7 +291,8 @@ def warm_up(robot: RobotPolicy, max_batch: int, passes: int) -> None:
 
     The first passes are slow: memory, kernels and caches are made then. Torch's random generators stay as they are.
     """
-    served, config = copy_for_robot(robot), robot.config
+    served = copy_for_robot(robot)
+    config = robot.config
     facts = robot.facts
     observation: dict[str, Any] = {TASK: facts.tasks[0] if facts is not None and facts.tasks else ""}
     for camera in config.cameras:

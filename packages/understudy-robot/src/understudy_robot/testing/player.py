@@ -14,7 +14,10 @@ from pathlib import Path
 
 
 def main() -> int:
-    play, how, run, step = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
+    play = sys.argv[1]
+    how = sys.argv[2]
+    run = Path(sys.argv[3])
+    step = int(sys.argv[4])
     weights = (run / f"rollouts/due/step-{step:08d}/model.safetensors").read_bytes()
     with (run / "played").open("a") as file:
         file.write(f"{step}\n")

@@ -59,7 +59,8 @@ class Passes:
 @contextmanager
 def held_passes(policy: Policy) -> Iterator[Passes]:
     """Let the passes of a policy wait for `free`, which the end of the block sets."""
-    passes, original = Passes(), policy.preprocess
+    passes = Passes()
+    original = policy.preprocess
 
     def preprocess(batch: dict[str, Any]) -> dict[str, Any]:
         passes.begun.set()

@@ -34,7 +34,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_throughput_of_each_source_is_its_share_of_the_order() -> None:
-    names, frames = ("a", "b<", "c"), (300, 100, 50)
+    names = ("a", "b<", "c")
+    frames = (300, 100, 50)
     order: dict[str, Any] = {"sources": [{"name": n, "frames": f} for n, f in zip(names, frames)]}
     order["schedule"] = [{"position": 0, "slots": [1, 1, 1]}, {"position": 64, "slots": [3, 1]}]
     speed = [{"samples_per_s": rate} for rate in (10.0, 40.0, 80.0)]
@@ -246,7 +247,8 @@ def measured(root: Path, **changes: Any) -> Profile:
 
 def test_step_section_has_recorded_times_and_a_profile(done: Path, tmp_path: Path) -> None:
     """With a profile in the folder also phases and memory, predicted beside measured."""
-    config, speed = RunDir(done).settings(), series(done, "speed")
+    config = RunDir(done).settings()
+    speed = series(done, "speed")
     step = f"{np.median([1e3 * 4 / record['samples_per_s'] for record in speed]):,.2f} ms"
     plain = html_of(*render_step(config, speed, tmp_path))
     assert step in plain

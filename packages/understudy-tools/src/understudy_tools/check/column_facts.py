@@ -72,7 +72,9 @@ class Column:
     """
 
     def __init__(self, key: str, names: list[str], catalog: Catalog, stride: FrameStride | None = None) -> None:
-        self.key, self.names, self._catalog = key, names, catalog
+        self.key = key
+        self.names = names
+        self._catalog = catalog
         episodes = len(catalog.episodes)
         self.low, self.high, self.mean, self.m2, self.first, self.last = self._tables(6, episodes)
         self.step, self.beside, self.path, self.jerk, self.tick, self.changes = self._tables(6, episodes)
@@ -172,7 +174,8 @@ class Column:
             block = np.concatenate([values[a:b] for a, b in zip(starts, ends)]).astype(np.float64)
         begins = np.cumsum(lengths) - lengths
         block = self._without_gaps(rows, block, begins)
-        low, high = np.minimum.reduceat(block, begins), np.maximum.reduceat(block, begins)
+        low = np.minimum.reduceat(block, begins)
+        high = np.maximum.reduceat(block, begins)
         episode_of = np.repeat(np.arange(len(rows)), lengths)
         with np.errstate(over="ignore", invalid="ignore"):
             mean = np.add.reduceat(block, begins) / lengths[:, None]
@@ -270,7 +273,8 @@ def wrapping(column: Column, rows: np.ndarray) -> np.ndarray:
     """
     wraps = np.zeros(column.width, bool)
     if len(column.mean[rows]):
-        step, extent = column.step[rows].max(axis=0), column.high[rows].max(axis=0) - column.low[rows].min(axis=0)
+        step = column.step[rows].max(axis=0)
+        extent = column.high[rows].max(axis=0) - column.low[rows].min(axis=0)
         for turn in TURNS:
             wraps |= (step > 0.9 * turn) & (step < 1.01 * turn) & (extent < 1.01 * turn)
     return wraps
@@ -339,21 +343,27 @@ class PairFacts:
 
     def add(self, row: int, action: np.ndarray, state: np.ndarray) -> None:
         """Add an episode: its table row, and action and state of shape (length, D)."""
-        a, s = action[:_LONGEST].astype(np.float64), state[:_LONGEST].astype(np.float64)
+        a = action[:_LONGEST].astype(np.float64)
+        s = state[:_LONGEST].astype(np.float64)
         if len(a) < 2 * len(LAGS) or not (np.isfinite(a).all() and np.isfinite(s).all()):
             return
         self._add_equality(row, a, s)
-        da, ds = a - a.mean(0), s - s.mean(0)
+        da = a - a.mean(0)
+        ds = s - s.mean(0)
         scale = np.sqrt((da**2).sum(0) * (ds**2).sum(0))
         self.correlation[row] = np.divide((da * ds).sum(0), scale, out=np.full(len(scale), np.nan), where=scale > 0)
-        va, vs = _cut(np.diff(a, axis=0)), _cut(np.diff(s, axis=0))
-        size_a, size_s = va.std(0), vs.std(0)
+        va = _cut(np.diff(a, axis=0))
+        vs = _cut(np.diff(s, axis=0))
+        size_a = va.std(0)
+        size_s = vs.std(0)
         use = (size_a > 1e-9) & (size_s > 1e-9)
         if not use.any():
             return
         some = np.flatnonzero(use)[:_DIMENSIONS]
-        va, vs = va[:, some] / size_a[some], vs[:, some] / size_s[some]
-        begin, last = -min(LAGS), len(va) - max(LAGS)
+        va = va[:, some] / size_a[some]
+        vs = vs[:, some] / size_s[some]
+        begin = -min(LAGS)
+        last = len(va) - max(LAGS)
         x = va[begin:last].reshape(-1)
         for place, lag in enumerate(LAGS):
             y = vs[begin + lag : last + lag].reshape(-1)
@@ -367,9 +377,11 @@ class PairFacts:
         still = np.concatenate([[0], (state[1:] == state[:-1]).all(axis=1), [0]])
         turns = np.flatnonzero(np.diff(still))
         if len(turns) and moving.any():
-            begins, ends = turns[::2], turns[1::2]
+            begins = turns[::2]
+            ends = turns[1::2]
             longest = int((ends - begins).argmax())
-            begin, end = int(begins[longest]), int(ends[longest]) + 1
+            begin = int(begins[longest])
+            end = int(ends[longest]) + 1
             self.frozen[row], self.frozen_frame[row] = end - begin, begin
             self.meanwhile[row] = float((np.ptp(action[begin:end], axis=0)[moving] / extent[moving]).mean())
 

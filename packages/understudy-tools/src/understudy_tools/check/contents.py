@@ -80,7 +80,8 @@ def _ranges(rows: RowFacts, names: dict[str, str]) -> dict[str, dict[str, list[A
     ranges = {}
     for key, column in rows.columns.items():
         if rows.is_read.any():
-            low, high = np.nanmin(column.low[rows.is_read], axis=0), np.nanmax(column.high[rows.is_read], axis=0)
+            low = np.nanmin(column.low[rows.is_read], axis=0)
+            high = np.nanmax(column.high[rows.is_read], axis=0)
             constant = np.flatnonzero(low == high).tolist()
             ranges[names.get(key, key)] = {"min": low.tolist(), "max": high.tolist(), "constant": constant}
     return ranges
@@ -140,7 +141,8 @@ def format_report(report: Report, limit: int = 40) -> str:
 
 def _format_contents(report: Report) -> list[str]:
     contents = report.contents
-    lengths, tasks = contents["lengths"], contents["tasks"]
+    lengths = contents["lengths"]
+    tasks = contents["tasks"]
     lines = [
         f"  LeRobot {report.version}, robot {contents['robot'] or 'not named'}, {contents['fps']:g} frames per second",
         f"  {plural(report.episodes, 'episode')}, {plural(report.frames, 'frame')}, "

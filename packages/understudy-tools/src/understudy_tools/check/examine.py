@@ -88,7 +88,8 @@ def examine(
     Raises:
         SourceError: the source of the dataset gives no answer. Unreadable files are facts.
     """
-    facts, workers = Facts(catalog), workers or Workers()
+    facts = Facts(catalog)
+    workers = workers or Workers()
     if depth == "metadata":
         return facts
     with Progress(catalog.num_frames, "rows", "row", shown=show_progress) as progress:
@@ -109,7 +110,9 @@ def examine(
 
 def apply_rules(facts: Facts) -> Findings:
     """Yield the findings of all rules whose facts were read."""
-    catalog, rows, images = facts.catalog, facts.rows, facts.images
+    catalog = facts.catalog
+    rows = facts.rows
+    images = facts.images
     yield from check_places(catalog, facts.videos is not None)
     if rows is not None:
         yield from check_pairing(catalog, rows, facts.videos)

@@ -26,7 +26,8 @@ from understudy_tools.check.row_facts import ACTION, STATE, RowFacts
 
 SAMPLED_EPISODES = 24
 """Most episodes per camera of which images are decoded for a sample."""
-PART_FILES, PART_IMAGES = 32, 4096
+PART_FILES = 32
+PART_IMAGES = 4096
 """Files and images of a part of the work."""
 WINDOW = 256
 """Frames in a row that are decoded of a sampled episode."""
@@ -34,7 +35,8 @@ CUT = 3
 """Frames on each side of a cut between two episodes of a file."""
 GRAY = (96, 128)
 """Size of the gray images by which the poses of cameras are compared."""
-_HEIGHT, _WIDTH = 24, 32
+_HEIGHT = 24
+_WIDTH = 32
 _CENTER = 512  # pixels of a side
 _COARSE = 8  # pixels
 _BATCH = 32  # frames decoded at a time
@@ -116,10 +118,8 @@ class ReadVideos:
             camera, place, file = item
             path = self.path(item)
             try:
-                expected, most = (
-                    int(self.catalog.videos(camera).expected[file]),
-                    self.catalog.features[camera].max_pixels,
-                )
+                expected = int(self.catalog.videos(camera).expected[file])
+                most = self.catalog.features[camera].max_pixels
                 reader = open_video(self.catalog.files.source(path), frames=expected, most_pixels=most)
             except SourceError:
                 raise
@@ -147,7 +147,9 @@ class ReadVideos:
 
 def read_videos(catalog: Catalog, limit: int | None, workers: Workers, progress: Callable[[int], None]) -> VideoFacts:
     """Open the videos of all cameras, at most `limit` per camera, spread evenly."""
-    facts, absent, work = VideoFacts(), rows_without_files(catalog), ReadVideos(catalog)
+    facts = VideoFacts()
+    absent = rows_without_files(catalog)
+    work = ReadVideos(catalog)
     items = [
         (camera, place, file)
         for camera in catalog.episodes.videos
@@ -321,7 +323,8 @@ class ReadImages:
 
     def __call__(self, part: Part) -> ImageFacts:
         """Decode images."""
-        facts, frames = ImageFacts(), VideoFrames(self.catalog, cache_bytes=0, backend="pyav")
+        facts = ImageFacts()
+        frames = VideoFrames(self.catalog, cache_bytes=0, backend="pyav")
         numbers = Rows(self.catalog, self.keys, cache_bytes=64 << 20)
         for camera, items in groupby(part, lambda item: item[0]):
             images = _Images(self.catalog, camera, frames, numbers, self.keys)
@@ -402,7 +405,11 @@ class _Images:
     """
 
     def __init__(self, catalog: Catalog, camera: str, frames: VideoFrames, numbers: Rows, keys: Sequence[str]) -> None:
-        self._catalog, self._camera, self._frames, self._numbers, self._keys = catalog, camera, frames, numbers, keys
+        self._catalog = catalog
+        self._camera = camera
+        self._frames = frames
+        self._numbers = numbers
+        self._keys = keys
         self._lengths = catalog.episodes.lengths
         is_video = catalog.features[camera].is_video
         self._stored = None if is_video else ImageColumns(catalog, [camera], cache_bytes=64 << 20)
@@ -430,7 +437,8 @@ class _Images:
         begin = (length - size) // 2
         ends = self._take(row, np.array([0, length // 2, length - 1]))
         first, last = (0, length) if whole else (begin, begin + size)
-        window, changes = np.zeros((size, _HEIGHT, _WIDTH, 3), np.float32), []
+        window = np.zeros((size, _HEIGHT, _WIDTH, 3), np.float32)
+        changes = []
         previous = np.zeros((0, _HEIGHT, _WIDTH, 3), np.float32)
         for start in range(first, last, _BATCH):
             stop = min(start + _BATCH, last)
@@ -471,7 +479,8 @@ class _Images:
         """Return the table row of the episode before this one in its video; None for the first, or short ones."""
         if not self._catalog.features[self._camera].is_video:
             return None
-        videos, lengths = self._catalog.videos(self._camera), self._lengths
+        videos = self._catalog.videos(self._camera)
+        lengths = self._lengths
         if self._catalog.episodes.own_files or lengths[row] < CUT:
             return None
         ends_there = (videos.file == videos.file[row]) & (videos.first + lengths == videos.first[row])

@@ -27,7 +27,8 @@ from understudy_data.parts import Lost, Part, Workers, cut_parts
 from understudy_data.plain_values import storable
 from understudy_tools.check.column_facts import Column, FrameStride, PairFacts, copy_rows
 
-ACTION, STATE = "action", "observation.state"
+ACTION = "action"
+STATE = "observation.state"
 WIDEST = 1024
 """Most numbers per frame of a column that is summarized; wider ones hold images or maps."""
 
@@ -250,11 +251,13 @@ def read_rows(
         workers: processes that read; None reads in this one.
         progress: receives numbers of rows.
     """
-    table, workers = catalog.episodes, workers or Workers()
+    table = catalog.episodes
+    workers = workers or Workers()
     facts = RowFacts(len(table))
     rows_of_files = np.bincount(table.data_file, table.lengths, len(table.data)).astype(np.int64)
     present = table.data_file[(table.lengths > 0) & ~rows_without_files(catalog)["data"]]
-    files, frames = np.unique(present), rows_of_files[np.unique(present)]
+    files = np.unique(present)
+    frames = rows_of_files[np.unique(present)]
     progress(int(rows_of_files.sum() - frames.sum()))
     first = int(np.searchsorted(np.cumsum(frames), KNOWN)) + 1
     later = cut_parts(files[first:].tolist(), frames[first:].tolist(), PART_ROWS)
@@ -288,7 +291,8 @@ def _read_file(
     }
     try:
         with catalog.files.parquet(path) as opened:
-            schema, total = opened.schema_arrow, int(opened.metadata.num_rows)
+            schema = opened.schema_arrow
+            total = int(opened.metadata.num_rows)
         table = catalog.files.table(path, [*(name for key in keys for name in stored[key]), *INDEX_KEYS])
     except SourceError:
         raise  # says nothing about the file
@@ -316,7 +320,8 @@ def _read_file(
     good = np.flatnonzero(is_complete & (catalog.episodes.lengths[rows] > 0))
     good = good[np.argsort(starts[good], kind="stable")]
     if len(good):
-        placed, begins = rows[good], starts[good]
+        placed = rows[good]
+        begins = starts[good]
         lengths = catalog.episodes.lengths[placed]
         facts.is_read[placed] = True
         facts.position[placed] = facts.rows + begins
@@ -384,8 +389,10 @@ def _find_episodes(
     catalog: Catalog, rows: np.ndarray, columns: dict[str, np.ndarray], total: int, path: str, facts: RowFacts
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the first row of each listed episode, int64 (n,), and whether its rows are as listed, bool (n,)."""
-    table, ids = catalog.episodes, columns.get("episode_index")
-    listed_ids, lengths = table.ids[rows], table.lengths[rows]
+    table = catalog.episodes
+    ids = columns.get("episode_index")
+    listed_ids = table.ids[rows]
+    lengths = table.lengths[rows]
     if table.own_files:
         facts.found[rows] = total
         if ids is not None and total:
@@ -397,7 +404,8 @@ def _find_episodes(
         return starts, facts.found[rows] == lengths
     cuts = np.concatenate([[0], np.flatnonzero(np.diff(ids)) + 1, [total]]).astype(np.int64)
     cuts = cuts if total else np.zeros(1, np.int64)
-    begins, sizes = cuts[:-1], np.diff(cuts)
+    begins = cuts[:-1]
+    sizes = np.diff(cuts)
     run_ids = ids[begins].astype(np.int64)
     is_orphan = ~np.isin(run_ids, listed_ids)
     for episode, size in zip(run_ids[is_orphan].tolist(), sizes[is_orphan].tolist()):
@@ -425,8 +433,10 @@ def _read_index(
     facts: RowFacts,
 ) -> None:
     """Facts about the index columns, episode by episode."""
-    index, frame = columns.get("index"), columns.get("frame_index")
-    time, task = columns.get("timestamp"), columns.get("task_index")
+    index = columns.get("index")
+    frame = columns.get("frame_index")
+    time = columns.get("timestamp")
+    task = columns.get("task_index")
     fps = float(catalog.fps)
     for row, start, length in zip(rows.tolist(), starts.tolist(), lengths.tolist()):
         part = slice(start, start + length)

@@ -101,7 +101,8 @@ def check(config: CheckConfig) -> int:
     root: str | Catalog = config.path
     keep_report = None
     if config.keep_ranges:
-        root, reach = Catalog.open(config.path, **layout), (0, config.chunk_size - 1)
+        root = Catalog.open(config.path, **layout)
+        reach = (0, config.chunk_size - 1)
         selection = Selection(keep_ranges=config.keep_ranges, keep_rule=config.keep_rule)
         keep_report = selection.apply(root, reach).keep_report
     options = layout | {"action": config.action, "state": config.state, "show_progress": not config.json}

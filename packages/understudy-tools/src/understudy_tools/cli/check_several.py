@@ -45,7 +45,8 @@ class SeveralReport:
 
     def by_rule(self) -> list[tuple[str, str, int, int]]:
         """Return (severity, rule, datasets, findings) of each broken rule: errors first, and of most datasets first."""
-        datasets, findings = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        datasets = Counter[tuple[str, str]]()
+        findings = Counter[tuple[str, str]]()
         for one in self.datasets:
             kinds = [(finding.severity, finding.rule) for finding in one.findings]
             findings.update(kinds)

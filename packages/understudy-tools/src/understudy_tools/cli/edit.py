@@ -478,7 +478,8 @@ def state_contract(plan: "Plan") -> dict[str, Any]:
     from understudy_client.contract.facts import FILE, Contract, read_stated
     from understudy_data.datasets.format.meta_files import read_json
 
-    path, contracts = f"meta/{FILE}", []
+    path = f"meta/{FILE}"
+    contracts = []
     for source in plan.sources:
         if not source.files.exists(path):
             return {}
@@ -569,7 +570,8 @@ def format_summary(facts: Mapping[str, Any]) -> list[str]:
                 f"encode; `understudy edit {facts['root']} OUT --crf N` with a larger N makes them smaller"
             )
         if "decode_ms" in camera:
-            before, after = camera["decode_ms_before"], camera["decode_ms"]
+            before = camera["decode_ms_before"]
+            after = camera["decode_ms"]
             lines.append(
                 f"    decoding, CPU ms per image: {before['stretch']:.3f} -> {after['stretch']:.3f} in a row, "
                 f"{before['single']:.3f} -> {after['single']:.3f} at random places"

@@ -36,7 +36,8 @@ def import_(config: ImportConfig) -> None:
     clocks = [clock for of in imported["recordings"] for clock in of.get("streams", {}).items() if "offset" in clock[1]]
     for stream in dict.fromkeys(stream for stream, _ in clocks):
         offsets = [clock["offset"] for name, clock in clocks if name == stream]
-        least, largest = min(offset[0] for offset in offsets), max(offset[2] for offset in offsets)
+        least = min(offset[0] for offset in offsets)
+        largest = max(offset[2] for offset in offsets)
         print(f"  {stream}: recorded {least:.3f} to {largest:.3f} s after its stamp")
     for fault in (fault for of in imported["recordings"] for fault in of.get("findings", ())):
         print(f"  {fault['kind']}: {fault['message']}")

@@ -163,9 +163,11 @@ def read_tables(config: ExplainConfig) -> list[Table]:
     tables = []
     for path in config.paths:
         dataset = EpisodeArrays(path)
-        catalog, segments = dataset.catalog, dataset.epoch_segments
+        catalog = dataset.catalog
+        segments = dataset.epoch_segments
         gop = config.gop or dataset.gop
-        lengths, cameras = segments[:, 2] - segments[:, 1], max(1, len(catalog.camera_keys))
+        lengths = segments[:, 2] - segments[:, 1]
+        cameras = max(1, len(catalog.camera_keys))
         tables.append(Table(path, lengths, gop, config.reach, float(catalog.fps), cameras))
     return tables
 
@@ -215,7 +217,8 @@ def order_of(tables: Sequence[Table], config: ExplainConfig) -> "Order":
 
 def describe(table: Table) -> str:
     """Describe a dataset in one line."""
-    total, mean = int(table.lengths.sum()), float(table.lengths.mean())
+    total = int(table.lengths.sum())
+    mean = float(table.lengths.mean())
     size = f"{table.lengths.size:,} episodes, {total:,} frames, {mean:.0f} per episode"
     return f"{table.name}: {size}, a key frame every {table.gop}"
 

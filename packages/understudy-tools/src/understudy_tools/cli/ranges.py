@@ -103,7 +103,9 @@ def ranges(config: RangesConfig) -> None:
 
 def _check_kept(facts: dict[str, Any], where: str) -> None:
     """Raise DatasetError if no frame remains, or if frames are left out although there is no pause."""
-    rule, used, frames = facts["rule"], facts["frames_kept"], facts["frames"]
+    rule = facts["rule"]
+    used = facts["frames_kept"]
+    frames = facts["frames"]
     of = f"{', '.join(facts['keys'])} by {_threshold(facts)}"
     if not facts["frames_in_pauses"] and used < frames:
         message = f"no frame is in a pause ({of}), but {frames - used:,} of {frames:,} frames would be left out: "
@@ -129,15 +131,20 @@ def find_ranges(
     from understudy_data.datasets.selection.motion import FindRanges
 
     keys = keys_of(config, catalog)
-    rule, episodes = rule_of(config, catalog, keys, workers), catalog.episodes
+    rule = rule_of(config, catalog, keys, workers)
+    episodes = catalog.episodes
     spans: dict[int, list[tuple[int, int]]] = {}
-    idle, paused, steps = 0, 0, 0
+    idle = 0
+    paused = 0
+    steps = 0
     work = FindRanges(catalog, tuple(keys), config.dims, rule)
     with Progress(int((episodes.lengths > 0).sum()), "ranges", "episode") as bar:
         for part in work.run(workers, lambda part: bar.update(len(part))):
             for row, pairs, paused_frames, idle_frames in part:
                 spans[row] = pairs
-                paused, idle, steps = paused + paused_frames, idle + idle_frames, steps + int(episodes.lengths[row]) - 1
+                paused = paused + paused_frames
+                idle = idle + idle_frames
+                steps = steps + int(episodes.lengths[row]) - 1
     spans = dict(sorted(spans.items()))
     lengths = [stop - start for pairs in spans.values() for start, stop in pairs]
     without = [int(episodes.ids[row]) for row, pairs in spans.items() if not pairs]
@@ -166,7 +173,8 @@ def find_ranges(
 
 def format_summary(facts: dict[str, Any], config: RangesConfig) -> str:
     """Format the summary for a terminal."""
-    rule, way = facts["rule"], "changes" if config.difference else "values"
+    rule = facts["rule"]
+    way = "changes" if config.difference else "values"
     share = facts["frames_kept"] / facts["frames"]
     lines = [
         f"{facts['out']}: {facts['frames_kept']:,} of {facts['frames']:,} frames kept ({share:.1%}), "
@@ -235,7 +243,8 @@ def rule_of(config: RangesConfig, catalog: "Catalog", keys: list[str], workers: 
     names = ("threshold", "difference", "min_idle", "min_moving", "cut_last")
     options: dict[str, Any] = {name: getattr(config, name) for name in names}
     if not droid and config.threshold is None:
-        share, difference = config.threshold_share, config.difference
+        share = config.threshold_share
+        difference = config.difference
         thresholds = motion_thresholds(catalog, keys, config.dims, share=share, difference=difference, workers=workers)
         options["threshold"], options["rates"] = thresholds
     return replace(rule, **{name: value for name, value in options.items() if value is not None})

@@ -20,7 +20,8 @@ from understudy_data.datasets.selection.keep_ranges import read_object
 from understudy_tools.edit.plan import Piece, TextColumn, Unit, match_all, to_frame
 
 _EPISODE = ("episode_index", "episode")
-_STARTS, _STOPS = ("start", "timestamp", "time", "start_time"), ("stop", "end", "end_time")
+_STARTS = ("start", "timestamp", "time", "start_time")
+_STOPS = ("stop", "end", "end_time")
 _TEXTS = ("subtask", "response", "text", "content", "label")
 _SUBTASKS = 'key of an episode -> [{"start": 0, "end": 1.5, "subtask": "reach"}, ...]; "end" may be missing'
 _WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]*)")
@@ -194,7 +195,8 @@ def _read_csv(path: str) -> list[tuple[str, dict[str, str]]]:
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, strict=True)
-            lines, head = list(reader), list(reader.fieldnames or [])
+            lines = list(reader)
+            head = list(reader.fieldnames or [])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DatasetError(
             f"cannot be read as CSV: {error}", where=path, fix="give UTF-8 text with a head line"

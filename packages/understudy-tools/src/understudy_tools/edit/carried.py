@@ -39,7 +39,8 @@ def carried_info(plan: Plan) -> tuple[dict[str, Any], list[str]]:
     """Return the further fields of info.json that hold for the output, and lines about those that are left out."""
     infos = [source.info for source in _used(plan)]
     names = dict.fromkeys(name for info in infos for name in info if name not in _WRITTEN)
-    carried, left_out = {}, []
+    carried = {}
+    left_out = []
     for name in names:
         values = [info[name] for info in infos if name in info]
         if _OF_EPISODES.search(name.lower()) and any(value not in ([], {}, None) for value in values):

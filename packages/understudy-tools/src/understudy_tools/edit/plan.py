@@ -338,11 +338,14 @@ def _by_share(pieces: Sequence[Piece], shares: dict[str, float], seed: int) -> d
     episodes = sorted({(piece.source, piece.row) for piece in pieces})
     keys = [_place(seed, source, row) for source, row in episodes]
     shuffled = [episodes[i] for i in np.argsort(keys, kind="stable")]
-    divided, first, total = dict[str, list[Piece]](), 0, 0.0
+    divided = dict[str, list[Piece]]()
+    first = 0
+    total = 0.0
     for name, share in shares.items():
         total += share
         stop = round(total * len(shuffled))
-        chosen, first = set(shuffled[first:stop]), stop
+        chosen = set(shuffled[first:stop])
+        first = stop
         divided[name] = [piece for piece in pieces if (piece.source, piece.row) in chosen]
     return divided
 
@@ -356,7 +359,8 @@ def _place(seed: int, source: int, row: int) -> float:
 def _by_id(catalogs: Sequence[Catalog], pieces: Sequence[Piece], ids: dict[str, list[int]]) -> dict[str, list[Piece]]:
     if len(catalogs) > 1:
         raise DatasetError("split gives ids, and there are several sources", fix="split by shares, or one source")
-    table, part_of = catalogs[0].episodes, dict[int, str]()
+    table = catalogs[0].episodes
+    part_of = dict[int, str]()
     for name, episodes in ids.items():
         for row, episode in zip(table.rows_of(np.array(episodes)).tolist(), episodes):
             if row in part_of:

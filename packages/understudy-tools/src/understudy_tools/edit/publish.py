@@ -101,7 +101,9 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
             )
         old = Catalog.open(out) if out.is_symlink() else None
         published = read_json(old.files, LEDGER) if old else {}
-        writers, pieces, added = list[Catalog](), list[Piece](), dict.fromkeys(names, 0)
+        writers = list[Catalog]()
+        pieces = list[Piece]()
+        added = dict.fromkeys(names, 0)
         for name, root in zip(names, roots):
             try:
                 writer = Catalog.open(root)
@@ -136,7 +138,8 @@ def _refuse_overlap(out: Path, root: str) -> None:
     """Raise DatasetError where the publication would be written into a writer, or a writer lies in its store."""
     if "://" in root:
         return
-    writer, place = Path(os.path.realpath(split_view(root)[0])), Path(os.path.realpath(out.parent), out.name)
+    writer = Path(os.path.realpath(split_view(root)[0]))
+    place = Path(os.path.realpath(out.parent), out.name)
     store = place.with_name(f".{out.name}.versions")
     if writer in (place, Path(os.path.realpath(out))):
         raise DatasetError("is a writer, too", where=out, fix="name the folders of the writers alone")
@@ -185,7 +188,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _digest(writer: Catalog, last: int | None = None) -> str:
     """Digest of the episodes up to an id: "ID", all lengths, and the numbers of the first and of the last episode."""
-    lengths, numbers = lengths_digest(writer, last), hashlib.sha256()
+    lengths = lengths_digest(writer, last)
+    numbers = hashlib.sha256()
     count = int(np.searchsorted(writer.episodes.ids, int(lengths.partition(" ")[0]), side="right"))
     keys = numeric_keys(writer)
     rows = Rows(writer, keys, cache_bytes=0)
@@ -205,13 +209,16 @@ def _first_new(writer: Catalog, published: str) -> int:
 
 
 def _plan(old: Catalog | None, writers: list[Catalog], pieces: list[Piece], names: list[str]) -> Plan:
-    sources, base = edit_features([old, *writers] if old else writers, {}, (), {}), Base()
+    sources = edit_features([old, *writers] if old else writers, {}, (), {})
+    base = Base()
     if old:
         tables = [old.episodes.data, *(videos.files for videos in old.episodes.videos.values())]
         last = max(int((table.chunk * FILES_PER_CHUNK + table.number).max()) for table in tables)
         base = Base(old.num_episodes, old.num_frames, last + 1, old.tasks)
     try:
-        features, fps, robot = common_features(sources), common_rate(sources), common_robot(sources, "")
+        features = common_features(sources)
+        fps = common_rate(sources)
+        robot = common_robot(sources, "")
     except DatasetError as error:
         fix = "publish into another OUT, or a copy of a writer in a folder of its name, made by `understudy edit`: "
         raise error.replaced(fix=fix + error.fix) from error
@@ -236,7 +243,9 @@ def _add_version(
 ) -> None:
     """Write the new episodes and the version with them, and publish it."""
     before = os.path.basename(os.readlink(out)) if old else "000000"
-    version, draft, files = store / f"{int(before) + 1:06d}", store / DRAFT, store / "files"
+    version = store / f"{int(before) + 1:06d}"
+    draft = store / DRAFT
+    files = store / "files"
     link = store / LINK
     for folder in _removable(store, before):
         shutil.rmtree(folder)
@@ -245,7 +254,8 @@ def _add_version(
         write_set(plan, draft, workers, version.name)
         now = {number: Catalog.open(plan.sources[number].root) for number in {piece.source for piece in plan.pieces}}
         for piece in plan.pieces:  # a recorder that joins its files uses their names again
-            source, writer = plan.sources[piece.source], now[piece.source]
+            source = plan.sources[piece.source]
+            writer = now[piece.source]
             if writer.data_path(piece.row) != source.data_path(piece.row):
                 raise DatasetError("its files were joined meanwhile", where=source.root, fix="publish again")
         os.symlink(f"{store.name}/{version.name}", link)
@@ -259,7 +269,8 @@ def _add_version(
             number = int(path.parent.name[6:]) * FILES_PER_CHUNK + int(path.stem[5:]) + plan.base.files
             chunk, file = divmod(number, FILES_PER_CHUNK)
             place = path.parents[1].relative_to(draft) / f"chunk-{chunk:03d}/file-{file:03d}{path.suffix}"
-            target, listed = files / place, version / place
+            target = files / place
+            listed = version / place
             target.parent.mkdir(parents=True, exist_ok=True)
             sync(path)
             os.replace(path, target)

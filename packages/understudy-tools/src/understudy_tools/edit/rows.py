@@ -153,7 +153,8 @@ class SourceRows:
 
     def _encoded(self, piece: Piece, key: str) -> list[bytes]:
         """Encoded images of an image column, as stored."""
-        source, row = self.plan.sources[piece.source], piece.row
+        source = self.plan.sources[piece.source]
+        row = piece.row
         places = self._rows[piece.source].file_rows(np.full(piece.length, row), piece.frames)
         values = self._images[piece.source].stored(key, row, places)
         return [image_bytes(value, key, source, source.data_place(row)) for value in values]
@@ -172,12 +173,16 @@ def undeclared_columns(plan: Plan, number: int) -> list[str]:
 
 def group_pieces(plan: Plan, file_mb: float) -> list[range]:
     """Divide the pieces into data files of about `file_mb` megabytes."""
-    frame_size, groups, first, size = bytes_per_frame(plan.features), list[range](), 0, 0.0
+    frame_size = bytes_per_frame(plan.features)
+    groups = list[range]()
+    first = 0
+    size = 0.0
     for number, piece in enumerate(plan.pieces):
         size += frame_size * piece.length
         if size >= file_mb * 1e6 or number + 1 - first >= _GROUP or number + 1 == len(plan.pieces):
             groups.append(range(first, number + 1))
-            first, size = number + 1, 0.0
+            first = number + 1
+            size = 0.0
     return groups
 
 
@@ -187,7 +192,8 @@ def nested_types(plan: Plan) -> dict[str, pa.DataType]:
     for source in {piece.source: piece for piece in plan.pieces}.values():
         catalog = plan.sources[source.source]
         for key in [key for key, feature in plan.features.items() if feature.dtype == "language"]:
-            path, name = catalog.data_path(source.row), catalog.stored_names.get(key, key)
+            path = catalog.data_path(source.row)
+            name = catalog.stored_names.get(key, key)
             with catalog.files.parquet(path) as file:
                 kind = file.schema_arrow.field(name).type
             if kinds.setdefault(key, kind) != kind:
@@ -214,7 +220,9 @@ class RowWriter:
     """
 
     def __init__(self, rows: SourceRows, tasks: Mapping[str, int]) -> None:
-        self._plan, self._rows, self._tasks = rows.plan, rows, tasks
+        self._plan = rows.plan
+        self._rows = rows
+        self._tasks = tasks
         self.starts = row_starts(self._plan)
         self._stride = sample_stride(self._plan.frames)
         self._features, self._nested = {**self._plan.features, **DEFAULTS}, nested_types(self._plan)
@@ -223,7 +231,8 @@ class RowWriter:
 
     def write(self, path: Path, group: Sequence[int]) -> list[EpisodeRows]:
         """Write the pieces `group` to one file, one row group each."""
-        done, schema = list[EpisodeRows](), data_schema(self._features, self._nested)
+        done = list[EpisodeRows]()
+        schema = data_schema(self._features, self._nested)
 
         def tables() -> Any:
             for number in group:
@@ -234,7 +243,8 @@ class RowWriter:
                 episode = EpisodeRows(list(dict.fromkeys(tasks)), {}, {}, images, has_clock)
                 for key, feature in self._features.items():
                     if isinstance(columns.get(key), np.ndarray) and not feature.is_text:
-                        values, statistics = columns[key].reshape(-1, *feature.shape), number_statistics(feature)
+                        values = columns[key].reshape(-1, *feature.shape)
+                        statistics = number_statistics(feature)
                         statistics.add(values)
                         sample = statistics.sample(values[-self.starts[number] % self._stride :: self._stride])
                         episode.numbers[key] = statistics.moments, sample

@@ -45,8 +45,10 @@ from understudy_data.video.reader import VideoReader, open_video
 from understudy_tools.edit.plan import Bad, Encoding, Piece, Plan, PlanWork, keep_sound, run_plan, write_files
 from understudy_tools.edit.rows import measured_before, step_of
 
-_WINDOW, _STRIDE = 8, 2
-_C1, _C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+_WINDOW = 8
+_STRIDE = 2
+_C1 = (0.01 * 255) ** 2
+_C2 = (0.03 * 255) ** 2
 
 
 @storable
@@ -97,8 +99,10 @@ def _luma(image: np.ndarray) -> np.ndarray:
 
 def structural_similarity(image: np.ndarray, other: np.ndarray) -> float:
     """SSIM of two images (H, W) of values from 0 to 255; both sides are at least 8."""
-    mean_a, mean_b = _means(image), _means(other)
-    a, b = _means(image * image) - mean_a**2, _means(other * other) - mean_b**2
+    mean_a = _means(image)
+    mean_b = _means(other)
+    a = _means(image * image) - mean_a**2
+    b = _means(other * other) - mean_b**2
     both = _means(image * other) - mean_a * mean_b
     top = (2 * mean_a * mean_b + _C1) * (2 * both + _C2)
     return float((top / ((mean_a**2 + mean_b**2 + _C1) * (a + b + _C2))).mean())
@@ -209,13 +213,15 @@ class Originals:
     """Frames of each piece in the sources' files, by the number of the piece; a few files are open at a time."""
 
     def __init__(self, plan: Plan, camera: str) -> None:
-        self._plan, self._camera = plan, camera
+        self._plan = plan
+        self._camera = camera
         self._frames = [VideoFrames(source, 0, "pyav") for source in plan.sources]
         self._opened: dict[tuple[int, int], tuple[ByteSource, VideoIndex]] = {}
 
     def __getitem__(self, number: int) -> Original:
         piece = self._plan.pieces[number]
-        frames, source = self._frames[piece.source], self._plan.sources[piece.source]
+        frames = self._frames[piece.source]
+        source = self._plan.sources[piece.source]
         place = piece.source, int(source.videos(self._camera).file[piece.row])
         if place not in self._opened:
             count = frames.reader(self._camera, piece.row).count  # checks size and number of frames
@@ -302,7 +308,8 @@ class FindStreams(CameraWork):
         """Return the stream of a piece."""
         original = self.originals[item]
         span = None if self.encoded[item] else self.span(item)
-        size, settings = span.bytes if span else 0, stream_settings(original.index)
+        size = span.bytes if span else 0
+        settings = stream_settings(original.index)
         return Stream(settings, size, original.bytes, span is not None, _is_encodable(original.index))
 
 
@@ -311,7 +318,8 @@ class EncodePieces(CameraWork):
 
     def compute(self, item: int) -> tuple[tuple[object, ...], int, Quality]:
         """Return the settings, the bytes and the quality of a piece."""
-        original, path = self.originals[item], self.encoded_path(item)
+        original = self.originals[item]
+        path = self.encoded_path(item)
         path.parent.mkdir(parents=True, exist_ok=True)
         settings = _complete(self.plan.encode.get(self.camera) or Encoding(), original.index)
         quality = encode_frames(original, settings, self.plan.fps, path)
@@ -378,7 +386,9 @@ class MeasurePieces(CameraWork):
             raise
 
     def _measure(self, item: int) -> ImageStatistics:
-        file, first, length = self.file[item], self.first[item], self.plan.pieces[item].length
+        file = self.file[item]
+        first = self.first[item]
+        length = self.plan.pieces[item].length
         if file not in self.readers:
             self.readers[file] = open_video(self.path(file))
         positions = np.arange(first, first + length, step_of(self.plan.features[self.camera]))
@@ -433,7 +443,8 @@ def find_streams(
     Raises:
         DatasetError: a source's video is missing or broken, or cannot be encoded.
     """
-    pieces, encoded = plan.pieces, np.full(len(plan.pieces), camera in plan.encode)
+    pieces = plan.pieces
+    encoded = np.full(len(plan.pieces), camera in plan.encode)
     find = FindStreams(plan, mark, camera, root, encoded)
     stored = keep_sound(run_plan(plan, workers, find, _cut(plan, range(len(pieces)))), bad)
     streams = CameraStreams(camera, {pieces[number]: stream for number, stream in stored.items()})
@@ -478,8 +489,10 @@ def write_videos(
     Raises:
         DatasetError: a source's video is missing or broken.
     """
-    camera, pieces = streams.camera, plan.pieces
-    encoded, lengths = streams.encoded(pieces), [piece.length for piece in pieces]
+    camera = streams.camera
+    pieces = plan.pieces
+    encoded = streams.encoded(pieces)
+    lengths = [piece.length for piece in pieces]
     done = CameraVideos([0] * len(pieces), [0] * len(pieces), encoded=np.flatnonzero(encoded).tolist())
     base = plan, mark, camera, root, encoded
     missing = iter(_cut(plan, [number for number in done.encoded if pieces[number] not in streams.made]))
@@ -487,7 +500,8 @@ def write_videos(
     def sizes() -> Iterator[tuple[tuple[object, ...], int]]:
         for number, piece in enumerate(pieces):
             stream = streams.stored[piece]
-            settings, size = stream.settings, stream.bytes
+            settings = stream.settings
+            size = stream.bytes
             if encoded[number]:
                 if piece not in streams.made:
                     parts = list(islice(missing, PARTS_OF_PROCESS * workers.most))
@@ -500,12 +514,14 @@ def write_videos(
     def finish(part: Part) -> None:
         count(sum(lengths[n] - (_before_encoding(lengths[n]) if encoded[n] else 0) for n in part))
 
-    work, waiting = MeasurePieces(*base, done.file, done.first), dict[int, ImageStatistics]()
+    work = MeasurePieces(*base, done.file, done.first)
+    waiting = dict[int, ImageStatistics]()
     files = _divide(sizes(), file_mb)
     while group := sorted(islice(files, FILES if plan.bucket else None)):
         done.place(group, lengths)
         for (number, _), (size, stream) in write_files(plan, workers, JoinPieces(*base), group, bad):
-            done.bytes, done.stream = done.bytes + size, done.stream if number else stream
+            done.bytes = done.bytes + size
+            done.stream = done.stream if number else stream
         numbers = sorted(number for _, members in group for number in members)
         if not plan.skip_bad:
             for number in numbers:

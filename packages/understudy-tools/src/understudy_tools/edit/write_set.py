@@ -62,7 +62,8 @@ from understudy_tools.edit.videos import PARTS, CameraStreams, CameraVideos, fin
 
 Statistics = dict[str, RunningStatistics | ImageStatistics]
 
-DATA_MB, VIDEO_MB = 100.0, 200.0
+DATA_MB = 100.0
+VIDEO_MB = 200.0
 """Sizes at which a data file and a video file are closed."""
 
 
@@ -116,7 +117,8 @@ def write_set(
         DatasetError: a source cannot be read.
     """
     _check_plan(plan)
-    work, lengths = replace(plan, metadata={}, origin={}), [piece.length for piece in plan.pieces]
+    work = replace(plan, metadata={}, origin={})
+    lengths = [piece.length for piece in plan.pieces]
     path = workers.folder / f"{hashlib.sha256(mark.encode()).hexdigest()[:32]}.bad" if workers.folder else None
     bad: Bad = read_result(path) if path is not None and is_result(path) else {}
     read = ReadTasks(work, mark)
@@ -125,7 +127,8 @@ def write_set(
     while len(bad) < len(lengths):
         if bad and path is not None:
             write_result(path, bad)  # no later call may write the files of another choice
-        numbers, late = [number for number in range(len(lengths)) if number not in bad], Bad()
+        numbers = [number for number in range(len(lengths)) if number not in bad]
+        late = Bad()
         used = dict.fromkeys(text for number in numbers for text in texts[number])
         choice = f"{mark} {sorted(bad)}"
         written = _write_kept(plan.without(bad), root, workers, choice, used, streams, late, count)
@@ -152,7 +155,8 @@ def _write_kept(
 ) -> Written:
     """Write a dataset of pieces with known task texts and streams; with pieces in `bad` it remains incomplete."""
     metadata = {name: metadata_array(name, values) for name, values in plan.metadata.items()}
-    work, tasks = replace(plan, metadata={}, origin={}), _number_tasks(plan, used)
+    work = replace(plan, metadata={}, origin={})
+    tasks = _number_tasks(plan, used)
     features = {**plan.features, **DEFAULTS}
     statistics: Statistics = {
         key: ImageStatistics(feature.channels or 3) if feature.is_encoded else number_statistics(feature)
@@ -277,8 +281,10 @@ def _write_rows(
     """Write all data files; return the rows of meta/episodes of each, without columns of videos, and odd clocks."""
     groups = group_pieces(plan, DATA_MB)
     features = {**{key: f for key, f in plan.features.items() if not f.is_video}, **DEFAULTS}
-    schema, starts = episode_schema(features).remove_metadata(), row_starts(plan)
-    tables, clocks = [], 0
+    schema = episode_schema(features).remove_metadata()
+    starts = row_starts(plan)
+    tables = []
+    clocks = 0
 
     def done(part: Part) -> None:
         count(sum(plan.pieces[piece].length for _, group in part for piece in group))
@@ -328,7 +334,9 @@ def _write_episodes(
 
 def _video_row(plan: Plan, camera: str, done: CameraVideos, piece: int) -> dict[str, Any]:
     """Columns of meta/episodes about the video of one piece."""
-    first, length, prefix = done.first[piece], plan.pieces[piece].length, f"videos/{camera}"
+    first = done.first[piece]
+    length = plan.pieces[piece].length
+    prefix = f"videos/{camera}"
     times = {f"{prefix}/from_timestamp": first / plan.fps, f"{prefix}/to_timestamp": (first + length) / plan.fps}
     figures = statistic_columns(plan.features[camera], done.figures[piece])
     return file_columns(prefix, plan.base.files + done.file[piece]) | times | figures

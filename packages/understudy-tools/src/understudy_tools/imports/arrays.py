@@ -58,7 +58,10 @@ class Rows(Recording):
         explain: Callable[[Exception], str] = lambda error: "",
     ) -> None:
         super().__init__(where, size, mapping.source_fps or rate, task, bool(mapping.time))
-        self._open, self._span, self._time, self._explain = open_arrays, span, mapping.time, explain
+        self._open = open_arrays
+        self._span = span
+        self._time = mapping.time
+        self._explain = explain
         self._checked = set[str]()
 
     def open(self) -> None:

@@ -67,7 +67,8 @@ class Days:
         for days in self.topics.values():
             for day, (count, _, _) in days.items():
                 counts[day] = counts.get(day, 0) + count
-        total, so_far = sum(counts.values()), 0
+        total = sum(counts.values())
+        so_far = 0
         for day in sorted(counts):
             so_far += counts[day]
             if 2 * so_far >= total:

@@ -182,7 +182,8 @@ def open_bag(path: Path) -> tuple[list[BagFile], str, list[RecordingError]]:
         raise RecordingError("unreadable", f"metadata.yaml cannot be read: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("relative_file_paths"), list):
         raise RecordingError("layout", "metadata.yaml lists no relative_file_paths", fix=_REINDEX)
-    findings, mode = list[RecordingError](), str(content.get("compression_mode") or "").lower()
+    findings = list[RecordingError]()
+    mode = str(content.get("compression_mode") or "").lower()
     form = str(content.get("compression_format") or "")
     if mode not in ("", "none", "file", "message") or (mode in ("file", "message") and form != "zstd"):
         raise RecordingError("unreadable", f"has compression {form!r} by {mode!r}; zstd by file or message is read")
@@ -212,7 +213,8 @@ _REINDEX = "`ros2 bag reindex` writes metadata.yaml anew from the files that are
 
 def _listed(folder: Path, entry: str) -> Path:
     """Return a listed file of a bag's folder; early versions list it with the name of the folder."""
-    pure, file = PurePath(entry), folder / PurePath(entry).name
+    pure = PurePath(entry)
+    file = folder / PurePath(entry).name
     is_of_folder = not pure.is_absolute() and ".." not in pure.parts
     if not file.exists():
         if not is_of_folder:
@@ -250,9 +252,11 @@ def _open_file(path: Path, is_compressed: bool) -> BagFile:
 
 def _unpack(path: Path, target: Any) -> None:
     """Decode a zstd file, of at most 64 times its size or 1 GiB."""
-    limit, size = max(_LEAST_UNPACKED, _UNPACKED * path.stat().st_size), 0
+    limit = max(_LEAST_UNPACKED, _UNPACKED * path.stat().st_size)
+    size = 0
     with path.open("rb") as file:
-        decoder, data = zstd_decoder(), file.read(1 << 20)
+        decoder = zstd_decoder()
+        data = file.read(1 << 20)
         while data or not decoder.needs_input:
             piece = decoder.decompress(data, max_length=1 << 20)
             size += len(piece)

@@ -34,7 +34,9 @@ class Bag(Recording):
     def __init__(self, path: Path, distro: str = "") -> None:
         files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
         super().__init__(str(path), sum(file.stat().st_size for file in files))
-        self._path, self._distro, self._listing = path, distro, files
+        self._path = path
+        self._distro = distro
+        self._listing = files
 
     def open(self) -> None:
         """Open the bag, and read its topics."""
@@ -82,7 +84,8 @@ class Bag(Recording):
         return set(streams)
 
     def _messages(self, streams: Collection[str]) -> Iterator[Message]:
-        wanted, stretches = self._readable(streams), list[Stretch]()
+        wanted = self._readable(streams)
+        stretches = list[Stretch]()
         for file in self._files:
             stretches += file.stretches(wanted)
         with reading():
@@ -120,7 +123,9 @@ class Bag(Recording):
         for stream, before, time in file.resets() if isinstance(file, SqliteFile) else ():
             if stream in wanted and not self._is_far(before) and not self._is_far(time):
                 _refuse_reset(stream, before, time)
-        flat, latest = {stream: array("q") for stream in wanted}, dict[str, int]()  # time, stamp, time, stamp, ...
+        # time, stamp, time, stamp, ...
+        flat = {stream: array("q") for stream in wanted}
+        latest = dict[str, int]()
         for stream, time, raw in map(self._plain, file.recorded(wanted)):
             if not self._is_far(time):
                 if time < latest.get(stream, time) - NANO:

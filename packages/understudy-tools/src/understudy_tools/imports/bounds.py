@@ -39,7 +39,9 @@ def decompress(kind: str, data: Any, limit: int, what: str) -> bytes:
         RecordingError: there are more bytes than `limit`.
         Exception: that of the library, for broken bytes; EOFError where they end early.
     """
-    pieces, size, rest = list[bytes](), 0, bytes(data)
+    pieces = list[bytes]()
+    size = 0
+    rest = bytes(data)
     while rest:
         decoder = _DECODERS[kind]()
         while not decoder.eof:

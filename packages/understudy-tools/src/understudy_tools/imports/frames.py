@@ -34,14 +34,17 @@ def read_frames(
     Raises:
         RecordingError: a sample cannot be read, or differs from the first.
     """
-    parts, episodes = layout.mapping.parts, timeline.episodes
+    parts = layout.mapping.parts
+    episodes = timeline.episodes
     picks, nexts = (
         {name: np.concatenate([getattr(episode, kind)[name] for episode in episodes]) for name in parts}
         for kind in ("picks", "nexts")
     )
 
     def value(name: str, frame: int, time: int) -> Any:
-        pick, after, of_part = int(picks[name][frame]), int(nexts[name][frame]), held[name]
+        pick = int(picks[name][frame])
+        after = int(nexts[name][frame])
+        of_part = held[name]
         with _placed(layout, timeline, name, pick):
             if name in layout.images:
                 for number in [number for number in of_part if number < pick]:
@@ -62,7 +65,8 @@ def read_frames(
     needed = {name: set(picks[name].tolist()) for name in layout.images}
     brightest = dict.fromkeys(layout.images, 0)
     places = [(number, frame) for number, episode in enumerate(episodes) for frame in range(len(episode.times))]
-    latest, done = dict.fromkeys(parts, -1), 0
+    latest = dict.fromkeys(parts, -1)
+    done = 0
     for stream, number, load in recording.samples(layout.mapping.streams):
         for name, part in parts.items():
             if part.stream != stream:

@@ -100,7 +100,9 @@ def _open(path: Path, group: str) -> Opened:
 
     file = h5py.File(path, "r")
     try:
-        start, arrays, barred = _at(file, file, group), dict[str, Any](), dict[str, RecordingError]()
+        start = _at(file, file, group)
+        arrays = dict[str, Any]()
+        barred = dict[str, RecordingError]()
         if start is None:
             raise RecordingError("layout", f"{group} is a link to nothing")
         if not _is_group(start):
@@ -205,7 +207,8 @@ def check_size(array: Any) -> None:
     Raises:
         RecordingError: kind `size`.
     """
-    stored, declared = int(array.id.get_storage_size()), int(array.nbytes)
+    stored = int(array.id.get_storage_size())
+    declared = int(array.nbytes)
     if declared > _SMALL and stored * 2 * _RATIO < declared and array.dtype.kind != "O" and not array.is_virtual:
         problem = (
             f"declares {declared:,} bytes, of which {stored:,} are stored; the limit is {_SMALL:,} of missing ones"
@@ -224,7 +227,8 @@ def check_size(array: Any) -> None:
             problem = f"stores {info.size:,} bytes of a chunk that declares {chunk:,}"
             raise RecordingError("size", problem)
         if _DEFLATE in kinds and info.size * _RATIO > limit:
-            decoder, size = zlib.decompressobj(), 0
+            decoder = zlib.decompressobj()
+            size = 0
             rest = array.id.read_direct_chunk(info.chunk_offset)[1]
             while rest and not decoder.eof and size <= limit:
                 try:

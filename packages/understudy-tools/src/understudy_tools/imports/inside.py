@@ -19,7 +19,8 @@ def require_inside(path: Path, root: Path) -> None:
     Raises:
         RecordingError: kind `link`; it leads out of `root`.
     """
-    real, base = os.path.realpath(path), os.path.realpath(root)
+    real = os.path.realpath(path)
+    base = os.path.realpath(root)
     if real == base or real.startswith(base.rstrip(os.sep) + os.sep) or _is_blob(Path(real), Path(base)):
         return
     problem = f"{path} leads to {real}, outside of {root}"

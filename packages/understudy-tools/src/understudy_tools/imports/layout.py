@@ -10,7 +10,8 @@ from understudy_tools.imports.recording import Recording, RecordingError
 from understudy_tools.imports.settings import ImportConfig, ImportMapping, Part
 from understudy_tools.imports.values import is_image, joint_names, to_image, to_numbers, value_names
 
-TIME, AGE = "source.time_ns", "source.age_ns"
+TIME = "source.time_ns"
+AGE = "source.age_ns"
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,10 @@ def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConf
         raise RecordingError(
             "rate", f"states {rate or 'no'} frames per second", fix="--fps N; --propose prints a bag's rates"
         )
-    samples, names = dict[str, np.ndarray](), dict[str, list[str] | None]()
-    images, scaled = set[str](), set[str]()
+    samples = dict[str, np.ndarray]()
+    names = dict[str, list[str] | None]()
+    images = set[str]()
+    scaled = set[str]()
     resolved: dict[str, list[Part]] = {key: [] for key in mapping.features}
     features: dict[str, dict[str, Any]] = {}
     for key, parts in mapping.features.items():
@@ -90,7 +93,8 @@ def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConf
     continuous = {name for name in samples.keys() - images if samples[name].dtype.kind == "f"}
     linear = {name for name, part in mapping.parts.items() if part.resample == "linear"}
     for name in linear - continuous:
-        problem, fix = f"{name} has no values between two samples", "leave out `resample`"
+        problem = f"{name} has no values between two samples"
+        fix = "leave out `resample`"
         raise RecordingError("value", problem, mapping.parts[name].stream, fix=fix)
     linear |= {name for name in continuous if mapping.parts[name].joints and not mapping.parts[name].resample}
     features[TIME] = {"dtype": "int64", "shape": (1,)}

@@ -22,7 +22,13 @@ from understudy_tools.imports.recording import RecordingError
 
 _MAGIC = b"\x89MCAP0\r\n"
 _FOOTER = 9 + 20 + len(_MAGIC)  # bytes of the footer record and the magic
-_SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _INDEX, _ATTACHMENT, _END = 3, 4, 5, 6, 7, 9, 15
+_SCHEMA = 3
+_CHANNEL = 4
+_MESSAGE = 5
+_CHUNK = 6
+_INDEX = 7
+_ATTACHMENT = 9
+_END = 15
 _FORMATS = {"ros2msg": "msg", "ros2idl": "idl", "omgidl": "idl", "": ""}
 _HEAD = struct.Struct("<BQ")  # operation and length of a record
 _OF_MESSAGE = struct.Struct("<HIQQ")  # channel, sequence, log time, publish time
@@ -70,7 +76,8 @@ class McapFile:
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
-        self.path, self._file = path, file
+        self.path = path
+        self._file = file
         self.days, self.faults = Days(), list[str]()
         self._schemas = dict[int, tuple[str, str, str]]()
         self._channels = dict[int, Topic]()
@@ -105,7 +112,8 @@ class McapFile:
                 self._look_into(chunk)
         for part in self._parts:
             if isinstance(part, _Loose):
-                ids, times = np.asarray(part.ids), np.asarray(part.times)
+                ids = np.asarray(part.ids)
+                times = np.asarray(part.times)
                 for number in np.unique(ids).tolist():
                     self._count(number, [times[ids == number]])
         for number, parts in self._indexed.items():
@@ -124,7 +132,8 @@ class McapFile:
         checksum = 0
         while start < end:
             block = self._file.read(min(1 << 20, end - start))
-            checksum, start = zlib.crc32(block, checksum), start + max(1, len(block))
+            checksum = zlib.crc32(block, checksum)
+            start = start + max(1, len(block))
         return checksum
 
     def _read_summary(self, start: int, end: int) -> None:
@@ -256,7 +265,8 @@ class McapFile:
             raise self._damaged(f"has a chunk of {len(decoded)} bytes at byte {chunk.offset}, and states {size}")
         if checksum and zlib.crc32(decoded) != checksum:
             raise self._damaged(f"has a chunk at byte {chunk.offset} that does not match its checksum")
-        view, place = memoryview(decoded), 0
+        view = memoryview(decoded)
+        place = 0
         while place < size:
             if place + _HEAD.size > size:
                 raise self._damaged(f"has a chunk at byte {chunk.offset} that ends within a record")
@@ -290,7 +300,8 @@ class McapFile:
 
     def stretches(self, topics: Collection[str]) -> list[Stretch]:
         """Return the messages of topics: a chunk each, and those outside of chunks."""
-        wanted, found = self._wanted(topics), list[Stretch]()
+        wanted = self._wanted(topics)
+        found = list[Stretch]()
         for part in self._parts:
             if isinstance(part, _Loose):
                 found.append(Stretch(min(part.times), partial(self._of_loose, part, wanted, True)))

@@ -101,7 +101,8 @@ def _parse(topic: Topic) -> dict[str, Any]:
 
 def _missing(definitions: Any, kind: str) -> set[str]:
     """Return the types that a type needs, and that are not defined."""
-    seen, left = set[str](), [kind]
+    seen = set[str]()
+    left = [kind]
     while left:
         name = left.pop()
         if name not in seen:

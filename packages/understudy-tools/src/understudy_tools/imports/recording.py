@@ -27,7 +27,9 @@ class RecordingError(DatasetError):
         self, kind: str, problem: str, stream: str = "", time: float | None = None, fix: str = "", where: object = None
     ) -> None:
         super().__init__(problem, where=where, fix=fix)
-        self.kind, self.stream, self.time = kind, stream, time
+        self.kind = kind
+        self.stream = stream
+        self.time = time
         if place := stream + (f" at {time:.3f} s" if time is not None else ""):
             self.args = (str(self).replace(self.what, f"{place.strip()}: {self.what}", 1),)
 
@@ -108,7 +110,11 @@ class Recording:
     def __init__(
         self, where: str, size: int, rate: float | None = None, task: str = "", has_clock: bool = True
     ) -> None:
-        self.where, self.size, self.rate, self.task, self.has_clock = where, size, rate, task, has_clock
+        self.where = where
+        self.size = size
+        self.rate = rate
+        self.task = task
+        self.has_clock = has_clock
         self.kinds: dict[str, str] = {}
         self.findings: list[RecordingError] = []
         self.task_fault: RecordingError | None = None

@@ -129,12 +129,14 @@ def default_mapping(recordings: Sequence[Recording], layout: str) -> ImportMappi
 def propose(recording: Recording, layout: str) -> str:
     """Return a mapping file: features of a known layout, images of a bag by their type, other streams as comments."""
     with recording:
-        rates, kinds = recording.rates(), recording.kinds
+        rates = recording.rates()
+        kinds = recording.kinds
     if not kinds:
         raise RecordingError("empty", "has no stream to propose", where=recording.where)
     features = default_mapping([recording], layout).features if layout in _LAYOUTS else {}
     lines = [f"  {key}: [{', '.join(part.stream for part in parts)}]" for key, parts in features.items()]
-    used, slowest = {part.stream for part in chain(*features.values())}, 0.0
+    used = {part.stream for part in chain(*features.values())}
+    slowest = 0.0
     for topic, kind in sorted(kinds.items(), key=lambda item: (not item[1].endswith("Image"), item)):
         if topic in used:
             continue

@@ -66,7 +66,8 @@ def make_timeline(layout: Layout, times: Mapping[str, Times], gaps: str, spans: 
     """
     mapping = layout.mapping
     timeline = Timeline({}, [], _check_clocks(mapping.clock, times))
-    ages, is_one = {}, all(len(of_stream.log) == 1 for of_stream in times.values())
+    ages = {}
+    is_one = all(len(of_stream.log) == 1 for of_stream in times.values())
     for name, part in mapping.parts.items():
         timeline.clocks[name] = times[part.stream].used(mapping.clock) - round(part.delay * NANO)
         steps = np.diff(timeline.clocks[name])
@@ -86,12 +87,14 @@ def make_timeline(layout: Layout, times: Mapping[str, Times], gaps: str, spans: 
 
 def _check_clocks(clock: str, times: Mapping[str, Times]) -> list[RecordingError]:
     """Refuse the clock in use if it falls or is two. Return the same faults of the other, and repeated times."""
-    findings, offsets = [], dict[str, float]()
+    findings = []
+    offsets = dict[str, float]()
     for stream, of_stream in times.items():
         used = of_stream.used(clock)
         for values in (of_stream.log, of_stream.header):
             steps = np.diff(values) if values is not None and len(values) > 1 else np.ones(1)
-            row, lowest = int(np.argmin(steps)), int(steps.min())
+            row = int(np.argmin(steps))
+            lowest = int(steps.min())
             if lowest > 0 or (lowest == 0 and values is not used):
                 continue
             assert values is not None
@@ -120,15 +123,18 @@ def _place_span(
     timeline: Timeline, layout: Layout, ages: Mapping[str, float], gaps: str, lower: int, upper: int
 ) -> None:
     """Add the frames between two times: one episode, or several with `gaps` "cut"."""
-    clocks, parts = timeline.clocks, layout.mapping.parts
+    clocks = timeline.clocks
+    parts = layout.mapping.parts
     late = max(clocks, key=lambda name: int(clocks[name][0]))
     lasts = [int(clock[-1]) for name, clock in clocks.items() if np.isfinite(ages[name])]
-    start, end = max(lower, int(clocks[late][0])), min([upper - 1, *(lasts or [int(clocks[late][-1])])])
+    start = max(lower, int(clocks[late][0]))
+    end = min([upper - 1, *(lasts or [int(clocks[late][-1])])])
     if end < start:
         problem = f"begins {(start - end) / NANO:.3f} s after another stream, or the episode, ends"
         raise RecordingError("empty", problem, parts[late].stream, start / NANO)
     every = np.sort(np.concatenate(list(clocks.values())))
-    middle, far = int(every[len(every) // 2]), FAR * DAY
+    middle = int(every[len(every) // 2])
+    far = FAR * DAY
     pieces = [(start, end)]
     steps = [(name, row) for name in clocks for row in np.flatnonzero(np.diff(clocks[name]) > ages[name]).tolist()]
     for before, after, name in sorted(
@@ -137,10 +143,13 @@ def _place_span(
         if before >= end or after <= start:
             continue
         fix = "--gaps cut or hold, or a larger max_age in the mapping"
-        problem, kind, time = f"has a gap of {(after - before) / NANO:.3f} s", "gap", before
+        problem = f"has a gap of {(after - before) / NANO:.3f} s"
+        kind = "gap"
+        time = before
         if after - before > far:
             time = max(before, after, key=lambda of: abs(of - middle))
-            kind, fix = "time", "mend the clock of its source, and leave these messages out; --gaps cut splits there"
+            kind = "time"
+            fix = "mend the clock of its source, and leave these messages out; --gaps cut splits there"
             problem = f"is stamped {abs(time - middle) / DAY:,.0f} days from the middle of the recording"
         timeline.findings.append(RecordingError(kind, problem, parts[name].stream, time / NANO, fix))
         if gaps == "error" or (gaps == "hold" and kind == "time"):
@@ -169,7 +178,8 @@ def _place(
     picks = {name: np.searchsorted(clock, times, side="right") - 1 for name, clock in clocks.items()}
     nexts = dict(picks)
     for name in layout.linear:
-        clock, pick = clocks[name], picks[name]
+        clock = clocks[name]
+        pick = picks[name]
         after = np.minimum(pick + 1, len(clock) - 1)
         is_near = (clock[pick] < times) & (clock[after] <= end) & (clock[after] - clock[pick] <= ages[name])
         nexts[name] = np.where(is_near, after, pick)

@@ -71,7 +71,10 @@ def _from_raw(message: Any, encoding: str, color: str) -> np.ndarray:
     if not channels or (encoding == "8UC3" and not color):
         fix = f"imported are {', '.join(_CHANNELS)}; the last needs `color`"
         raise RecordingError("image", f"has encoding {encoding!r}", fix=fix)
-    height, width, step, data = message.height, message.width, message.step, np.asarray(message.data, np.uint8)
+    height = message.height
+    width = message.width
+    step = message.step
+    data = np.asarray(message.data, np.uint8)
     if step < width * channels or data.size != step * height or not height * width:
         raise RecordingError("image", f"has {data.size} bytes for {width}x{height} {encoding} in lines of {step} bytes")
     _require_pixels(width, height)

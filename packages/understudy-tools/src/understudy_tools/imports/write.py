@@ -63,7 +63,8 @@ def import_recordings(
         RecordingError: a recording has a fault.
         FileExistsError: the folder exists.
     """
-    faults, accounts = [(fault, 0) for fault in skipped], list[dict[str, Any]]()
+    faults = [(fault, 0) for fault in skipped]
+    accounts = list[dict[str, Any]]()
     with create_folder(Path(config.paths[-1])) as root, ExitStack() as stack:
         importer: _Importer | None = None
         for recording in recordings:
@@ -112,7 +113,8 @@ class _Importer:
     """
 
     def __init__(self, root: Path, layout: Layout, first: Recording, config: ImportConfig, stack: ExitStack) -> None:
-        self.layout, self._config = layout, config
+        self.layout = layout
+        self._config = config
         mapping = layout.mapping
         settings = {name: getattr(config, name) for name in ("codec", "gop", "crf")}
         robot = mapping.robot_type or None
@@ -126,9 +128,11 @@ class _Importer:
         self._rate = first.rate or layout.fps
         is_even = not first.has_clock and self._rate == layout.fps
         names = [] if is_even else [name for name in mapping.parts if name not in layout.images | {TASK}]
-        self._sensors, entries = dict[str, pq.ParquetWriter](), {}
+        self._sensors = dict[str, pq.ParquetWriter]()
+        entries = {}
         for name in names:
-            sample, path = layout.samples[name], f"sensors/raw.{name}.parquet"
+            sample = layout.samples[name]
+            path = f"sensors/raw.{name}.parquet"
             entries[f"raw.{name}"] = {
                 "path": path,
                 "dtype": str(sample.dtype),
@@ -145,12 +149,14 @@ class _Importer:
 
     def write(self, recording: Recording, account: dict[str, Any], count: Callable[[int], None]) -> None:
         """Write the episodes of an opened recording."""
-        layout, mapping = self.layout, self.layout.mapping
+        layout = self.layout
+        mapping = self.layout.mapping
         self.unused |= recording.kinds.keys() - self._used
         timeline = self._timeline(recording, account)
         held: Held = {name: {} for name in mapping.parts}
         noted = len(timeline.findings)
-        total, last_text = sum(len(episode.times) for episode in timeline.episodes), ""
+        total = sum(len(episode.times) for episode in timeline.episodes)
+        last_text = ""
         for number, frame, parts in read_frames(recording, layout, timeline, held):
             episode = timeline.episodes[number]
             ages = [episode.times[frame] - clock[episode.picks[name][frame]] for name, clock in timeline.clocks.items()]
@@ -180,7 +186,8 @@ class _Importer:
 
     def _timeline(self, recording: Recording, account: dict[str, Any]) -> Timeline:
         """Read the clocks of a recording, place its frames, and note both."""
-        layout, mapping = self.layout, self.layout.mapping
+        layout = self.layout
+        mapping = self.layout.mapping
         images = {mapping.parts[name].stream for name in layout.images}
         for stream, kind in layout.kinds.items():
             recording.require(stream)
@@ -196,7 +203,8 @@ class _Importer:
             if not len(clock.log):
                 raise RecordingError("missing", "has no sample", stream)
         account["streams"] = {stream: _describe(clock) for stream, clock in times.items()}
-        spans, findings = [(-EVER, EVER)], list[RecordingError]()
+        spans = [(-EVER, EVER)]
+        findings = list[RecordingError]()
         if mapping.episodes:
             spans = _spans(recording, mapping.episodes, mapping.clock, findings)
         timeline = make_timeline(layout, times, self._config.gaps, spans)
@@ -207,7 +215,8 @@ class _Importer:
     def _write_sensors(self, saved: int, episode: Episode, timeline: Timeline, held: Held) -> None:
         """Write the samples of an episode, of equal times the last, and forget them."""
         for name, file in self._sensors.items():
-            first, last = int(episode.picks[name][0]), int(episode.nexts[name][-1])
+            first = int(episode.picks[name][0])
+            last = int(episode.nexts[name][-1])
             times = timeline.clocks[name][first : last + 1] - int(episode.times[0])
             rows = np.flatnonzero(np.append(np.diff(times) > 0, True))
             values = pa.array(np.concatenate([held[name][first + row] for row in rows.tolist()]))

@@ -73,13 +73,16 @@ class _Buffer:
     """An opened replay buffer: its store, its group, and the bytes that a chunk of it may decode to."""
 
     def __init__(self, store: Any, group: Any) -> None:
-        self.store, self.group, self.limit = store, group, _LEAST
+        self.store = store
+        self.group = group
+        self.limit = _LEAST
 
     @contextmanager
     def bounded(self) -> Iterator[None]:
         """Bound what codecs decode to in the block."""
         global _limit
-        before, _limit = _limit, self.limit
+        before = _limit
+        _limit = self.limit
         try:
             yield
         finally:
@@ -94,8 +97,11 @@ class _Array:
     """An array whose chunks are decoded within the limit of its buffer."""
 
     def __init__(self, array: Any, buffer: _Buffer) -> None:
-        self._array, self._buffer = array, buffer
-        self.dtype, self.shape, self.nbytes = array.dtype, array.shape, array.nbytes
+        self._array = array
+        self._buffer = buffer
+        self.dtype = array.dtype
+        self.shape = array.shape
+        self.nbytes = array.nbytes
         self.chunks = getattr(array, "shards", None) or array.chunks
 
     def __getitem__(self, rows: Any) -> Any:
@@ -110,7 +116,8 @@ def _open(path: Path) -> Opened:
     try:
         buffer = _Buffer(store, zarr.open_group(store, mode="r", use_consolidated=False))
         group = buffer.group["data"]
-        arrays, barred = dict[str, Any](), dict[str, RecordingError]()
+        arrays = dict[str, Any]()
+        barred = dict[str, RecordingError]()
         for name in store.names("data"):
             try:
                 array = group[name]

@@ -56,7 +56,9 @@ def check_page(report: Report, shown: int) -> str:
         report: Result of `check_dataset`.
         shown: Episodes to show; 0 leaves out all images.
     """
-    counts, catalog, contents = report.counts, report.catalog, report.contents
+    counts = report.counts
+    catalog = report.catalog
+    contents = report.contents
     name = report.root.rstrip("/").rpartition("/")[2]
     faults = ", ".join(plural(counts[severity], severity) for severity in ("error", "warning") if counts[severity])
     read = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in report.read.items())
@@ -189,7 +191,8 @@ def _read(catalog: Catalog, row: int, keys: list[str], frames: np.ndarray) -> di
 
 def _episode(catalog: Catalog, row: int, why: str = "") -> Block:
     """Render an episode: images from first to last and curves of its rows, or the errors in their place."""
-    episode, length = int(catalog.episodes.ids[row]), int(catalog.episodes.lengths[row])
+    episode = int(catalog.episodes.ids[row])
+    length = int(catalog.episodes.lengths[row])
     errors: list[str] = []
     blocks = Blocks()
     task = ""
@@ -214,7 +217,8 @@ def _walls(catalog: Catalog) -> Iterator[Block]:
     """Render the first and last images of some episodes, a card per camera."""
     for camera in catalog.camera_keys:
         errors: list[str] = []
-        images, captions = [], []
+        images = []
+        captions = []
         for row in _spread(catalog, WALL):
             with _collect(errors):
                 ends = np.array([0, catalog.episodes.lengths[row] - 1])
@@ -235,7 +239,8 @@ def _curves(catalog: Catalog, columns: dict[str, np.ndarray]) -> Iterator[Block 
     groups = [[ACTION, STATE]] if together else []
     groups += [[key] for key in columns if not (together and key in (ACTION, STATE))]
     for keys in groups:
-        names, width = catalog.features[keys[0]].dimension_names, columns[keys[0]].shape[1]
+        names = catalog.features[keys[0]].dimension_names
+        width = columns[keys[0]].shape[1]
         charts = []
         for dimension in range(min(DIMENSIONS, width)):
             lines = [
@@ -262,7 +267,8 @@ def _actions(catalog: Catalog) -> Block:
             )
     if not parts:
         return section("Actions")
-    names, values = catalog.features[ACTION].dimension_names, np.concatenate(parts)
+    names = catalog.features[ACTION].dimension_names
+    values = np.concatenate(parts)
     width = values.shape[1]
     charts = [histogram(names[d], values[:, d], names[d], "frames") for d in range(min(DIMENSIONS, width))]
     note = f"Histograms over {len(parts)} of {plural(len(catalog.episodes), 'episode')}."

@@ -24,7 +24,8 @@ class Bag:
         self.store = get_typestore(Stores.ROS2_JAZZY)
         self.store.register(get_types_from_msg("float64[] values\nstring note", "lab/msg/Inner"))
         self.store.register(get_types_from_msg("lab/Inner[] points\nfloat32 grip\nbool on", "lab/msg/Command"))
-        self.writer, self.start = Writer(path, version=9, storage_plugin=StoragePlugin[storage.upper()]), start
+        self.writer = Writer(path, version=9, storage_plugin=StoragePlugin[storage.upper()])
+        self.start = start
         self.connections: dict[str, Any] = {}
         self.messages: list[tuple[str, int, Any]] = []
         self.is_sorted = is_sorted

@@ -9,14 +9,16 @@ from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_tools.check.examine import check_dataset
 from understudy_tools.check.findings import Finding
 
-STATE, ACTION = "observation.state", "action"
+STATE = "observation.state"
+ACTION = "action"
 Rows = dict[str, np.ndarray]
 Change = Callable[[int, Rows], None]
 
 
 def episode(number: int, length: int, width: int) -> Rows:
     """Minimum-jerk motion between random places; the state follows by two frames."""
-    rng, parts = np.random.default_rng([3, number]), [np.zeros((1, width))]
+    rng = np.random.default_rng([3, number])
+    parts = [np.zeros((1, width))]
     while sum(map(len, parts)) < length + 2:
         steps = np.linspace(0, 1, int(rng.integers(16, 40)))[1:, None]
         place = parts[-1][-1]

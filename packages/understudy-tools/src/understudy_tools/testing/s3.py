@@ -22,7 +22,8 @@ SECRET = "secret-word"
 @contextmanager
 def s3_bucket(name: str) -> Iterator[RemoteOptions]:
     """Start a server with one empty bucket; skips the test without moto and fsspec."""
-    fsspec, moto = pytest.importorskip("fsspec"), pytest.importorskip("moto.server")
+    fsspec = pytest.importorskip("fsspec")
+    moto = pytest.importorskip("moto.server")
     pytest.importorskip("s3fs")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -49,7 +50,8 @@ def bucket_files(options: RemoteOptions, address: str) -> dict[str, bytes]:
 
 def upload(sources: Sequence[Path], address: str, options: RemoteOptions, workers: Workers, **settings: Any) -> Written:
     """Run `understudy edit` into a bucket without its command line."""
-    out, config = Bucket(address, options), EditConfig(paths=(*map(str, sources), address), **settings)
+    out = Bucket(address, options)
+    config = EditConfig(paths=(*map(str, sources), address), **settings)
     plans = make_plans(config, list(map(Catalog.open, sources)), out)
     return write_outputs(plans, out, ["understudy", "edit"], workers)[""]
 

@@ -17,7 +17,8 @@ from understudy_data.testing.datasets import Spec, edit_json, identity, write_da
 from understudy_data.testing.servers import RangeServer, folder
 from understudy_tools.check.examine import check_dataset
 
-TOP, WRIST = "observation.images.top", "observation.images.wrist"
+TOP = "observation.images.top"
+WRIST = "observation.images.wrist"
 POINTER = (
     b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32\nsize 12345\n"
 )
@@ -108,7 +109,8 @@ class Elsewhere:
 
     def __init__(self, there: set[str], listable: bool) -> None:
         self.is_local, self.root, self.listed = False, "s3://bucket/d", list[str]()
-        self.there, self.listable = there, listable
+        self.there = there
+        self.listable = listable
 
     def exists(self, path: str) -> bool:
         return path in self.there
@@ -122,7 +124,8 @@ class Elsewhere:
 def test_missing_files_one_of_many_files_elsewhere_is_enough_where_folders_can_be_listed() -> None:
     """A few that are asked for may all be absent: an upload under way is no camera without files."""
     count = 5000
-    every, zeros = np.arange(count), np.zeros(count, np.int64)
+    every = np.arange(count)
+    zeros = np.zeros(count, np.int64)
     table = FileTable("v/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.mp4", every // 1000, every)
     videos = Videos(table, every, zeros, np.zeros(count), zeros + 9)
     there = Elsewhere({table.path(1234)}, listable=True)

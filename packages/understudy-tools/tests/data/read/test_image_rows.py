@@ -26,7 +26,8 @@ SIDE = "observation.images.side"
 
 
 def _encode(image: Image.Image, kind: str, orientation: int = 1) -> bytes:
-    exif, out = Image.Exif(), io.BytesIO()
+    exif = Image.Exif()
+    out = io.BytesIO()
     exif[0x0112] = orientation
     image.save(out, kind, exif=exif)
     return out.getvalue()
@@ -43,7 +44,8 @@ def _rewrite(root: Path, images: Iterator[bytes]) -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_images_with_an_orientation_are_upright_everywhere(tmp_path: Path) -> None:
-    root, out = tmp_path / "source", tmp_path / "out"
+    root = tmp_path / "source"
+    out = tmp_path / "out"
     write_dataset(root, Spec("v2.1", lengths=(8, 8), cameras=(), images=(SIDE,)))
     pictures = list(moving_pictures(16, 64, 64))
     stored = [
@@ -57,7 +59,8 @@ def test_images_with_an_orientation_are_upright_everywhere(tmp_path: Path) -> No
     for folder in (root, out):
         data = EpisodeArrays(folder)
         assert np.array_equal(np.stack([data[place][SIDE] for place in range(16)]), expected)
-        sheets, catalog = Sheets(Catalog.open(folder)), Catalog.open(folder)
+        sheets = Sheets(Catalog.open(folder))
+        catalog = Catalog.open(folder)
         with Image.open(io.BytesIO(sheets.read(SIDE, 1, 0)[0])) as sheet:  # frames of episode 1 side by side
             shown = np.asarray(sheet.convert("RGB"))
         assert np.abs(shown[:64, :64].astype(int) - expected[8].transpose(1, 2, 0)).mean() < 3

@@ -78,7 +78,8 @@ FAULTS = {without_first: [1, 2], exchange: [1, 2], count_from_zero: [1, 2, 3], j
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_pairing_is_refused_until_named(tmp_path: Path, fault: object, capsys: pytest.CaptureFixture[str]) -> None:
-    root, out = tmp_path / "data", tmp_path / "out"
+    root = tmp_path / "data"
+    out = tmp_path / "out"
     truth, doubtful = made(root, "v2.1"), FAULTS[fault]  # type: ignore[index]
     fault(root)  # type: ignore[operator]
     catalog = Catalog.open(root)

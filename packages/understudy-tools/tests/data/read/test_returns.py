@@ -41,7 +41,8 @@ def target(returns: str, **changes: Any) -> ReturnTarget:
 
 def naive_return(data: EpisodeArrays, kind: str, episode: int, frame: int, discount: float) -> float | None:
     """Add up the rewards from a frame on, one by one; None where the return is not known."""
-    won, length = SUCCESS[episode], LENGTHS[episode]
+    won = SUCCESS[episode]
+    length = LENGTHS[episode]
     cut = (TRUNCATED[episode] and not won) or (won is None and kind != "reward")
     if cut and discount:
         return None
@@ -64,7 +65,8 @@ def test_returns_are_those_of_the_steps(outcomes: Path, kind: str, discount: flo
     data = EpisodeArrays(outcomes, returns=target(kind, discount=discount))
     for episode, length in enumerate(LENGTHS):
         for frame in range(length):
-            sample, expected = data.sample(episode, frame), naive_return(data, kind, episode, frame, discount)
+            sample = data.sample(episode, frame)
+            expected = naive_return(data, kind, episode, frame, discount)
             assert bool(sample["return_is_pad"]) == (expected is None), (episode, frame)
             assert float(sample["return"]) == pytest.approx(expected or 0.0, abs=1e-5), (episode, frame)
 
@@ -147,7 +149,8 @@ def test_rewards_of_cut_episodes_are_finite(outcomes: Path, tmp_path: Path, valu
 @pytest.mark.parametrize("kind", ["success", "time", "reward"])
 def test_an_end_that_was_cut_is_not_terminal(tmp_path: Path, kind: str) -> None:
     """Whatever the outcome of the whole episode: the part ends where nothing ended."""
-    root, parts = tmp_path / "data", tmp_path / "parts"
+    root = tmp_path / "data"
+    parts = tmp_path / "parts"
     write_outcomes(root, (6, 4), (True, False))
     (tmp_path / "times.json").write_text('{"0": [2, 4], "1": [[0, 4]]}')
     segment(SegmentConfig(paths=(str(root), str(parts)), times=str(tmp_path / "times.json"), unit="frames"))

@@ -35,7 +35,8 @@ def test_view_names_the_extra(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.skipif(not INSTALLED, reason="rerun is not installed")
 def test_recording_has_all_frames_and_columns(tmp_path: Path) -> None:
     write_dataset(tmp_path / "set", Spec(version="v2.1", lengths=(3, 40), rich=True))
-    catalog, path = Catalog.open(tmp_path / "set"), tmp_path / "new.rrd"
+    catalog = Catalog.open(tmp_path / "set")
+    path = tmp_path / "new.rrd"
     write_recording(catalog, [1], path)
     done = subprocess.run(
         [sys.executable, "-m", "rerun", "rrd", "print", "-v", str(path)], capture_output=True, text=True

@@ -50,7 +50,8 @@ def frames_of(viewer: Viewer, episode: int, camera: int, layout: dict[str, Any],
         assert resource.kind == "image/png"
         sheet = np.asarray(Image.open(io.BytesIO(resource.content)))
         for place in range(min(per_sheet, length - number * per_sheet)):
-            y, x = (place // layout["columns"]) * layout["height"], (place % layout["columns"]) * layout["width"]
+            y = (place // layout["columns"]) * layout["height"]
+            x = (place % layout["columns"]) * layout["width"]
             frames.append(sheet[y : y + layout["height"], x : x + layout["width"]])
     return frames
 

@@ -38,7 +38,8 @@ def export_folder(config: ExportConfig) -> None:
     """
     source, record, _ = read_run(config)
     target = Path(config.output_dir or Path(config.run) / f"export-{config.format}")
-    network, normalization = policy_folder.read_config(record["policy"]), record["normalisation"]
+    network = policy_folder.read_config(record["policy"])
+    normalization = record["normalisation"]
     with path_errors():
         folder_formats.check_absent(target)
     folder = folder_formats.describe_folder(

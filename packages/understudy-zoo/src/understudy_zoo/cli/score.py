@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from understudy_data.datasets.format.features import Feature
     from understudy_zoo.score import ValueFunction
 
-VALUE, ADVANTAGE, POSITIVE = "value", "advantage", "advantage_is_positive"
+VALUE = "value"
+ADVANTAGE = "advantage"
+POSITIVE = "advantage_is_positive"
 DTYPES = {VALUE: "float32", ADVANTAGE: "float32", POSITIVE: "bool"}
 """Columns that are written, with their dtypes."""
 
@@ -117,7 +119,9 @@ def score(config: ScoreConfig) -> None:
     from understudy_data.datasets.selection.select import open_episodes
     from understudy_zoo.score import ComputeValues, compute_values, open_value_function
 
-    run, data, out = Path(config.paths[0]), config.paths[1], Path(config.paths[2])
+    run = Path(config.paths[0])
+    data = config.paths[1]
+    out = Path(config.paths[2])
     threads = config.num_threads or max(1, available_cores() // (config.workers or 1))
     catalog = open_episodes(data)
     copy = copy_type()(catalog, data, out)
@@ -211,14 +215,17 @@ def score_episodes(
     from understudy_data.datasets.read.rows import Rows
     from understudy_zoo.score import n_step_advantages
 
-    catalog, returns = function.dataset.catalog, function.dataset.returns
+    catalog = function.dataset.catalog
+    returns = function.dataset.returns
     assert returns is not None
     interventions = [config.interventions] if config.interventions else []
     reader = Rows(catalog, ["task_index", *interventions, *returns.columns], 1 << 28)
     rows = [catalog.episodes.row_of(episode) for episode in function.dataset.segments[:, 0].tolist()]
     lengths = [int(catalog.episodes.lengths[row]) for row in rows]
     of_episode = np.split(values, np.cumsum(lengths)[:-1])
-    advantages, tasks, helped = [], [], []
+    advantages = []
+    tasks = []
+    helped = []
     for row, length, episode_values in zip(rows, lengths, of_episode, strict=True):
         rewards, is_terminal = returns.rewards(row, reader)
         discount = returns.target.discount
@@ -235,7 +242,9 @@ def score_episodes(
         tasks.append(reader.span(row, "task_index", 0, length)[:, 0])
         changed = reader.span(row, config.interventions, 0, length)[:, 0] if config.interventions else np.zeros(length)
         helped.append(changed != 0)
-    task, advantage, positive = np.concatenate(tasks), np.concatenate(advantages), np.concatenate(helped)
+    task = np.concatenate(tasks)
+    advantage = np.concatenate(advantages)
+    positive = np.concatenate(helped)
     summary = {}
     for number in np.unique(task).tolist():
         of_task = task == number

@@ -20,7 +20,8 @@ from understudy_base.records import Batch, Record
 from understudy_zoo.lerobot.adapter import GivenNoise, LerobotPolicy, build_errors
 from understudy_zoo.lerobot.settings import LerobotActConfig
 
-L1, KL = "l1", "kl"
+L1 = "l1"
+KL = "kl"
 LATENT = "latent"
 """Name of the draws of the latent variable."""
 
@@ -74,7 +75,8 @@ class LerobotAct(LerobotPolicy):
 
         In evaluation mode, or without its draws, the latent variable is 0, as when it acts, and `kl` has no elements.
         """
-        actions, is_pad = self.normalizer.actions(batch), value_of(batch, f"{ACTION}_is_pad")
+        actions = self.normalizer.actions(batch)
+        is_pad = value_of(batch, f"{ACTION}_is_pad")
         check_shape(ACTION, actions, (None, self.config.chunk, self.config.action_dim))
         counts = self.counts(batch, draws)
         inputs = self._inputs(batch)

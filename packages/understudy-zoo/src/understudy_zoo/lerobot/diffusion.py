@@ -53,7 +53,8 @@ class LerobotDiffusion(LerobotPolicy):
         encoders = list(self.diffusion.rgb_encoder) if separate else [self.diffusion.rgb_encoder]
         self._resize = encoders[0].resize
         for encoder in encoders:  # resizing and cropping are ours: each sample has its own crop
-            encoder.resize, encoder.do_crop = None, False
+            encoder.resize = None
+            encoder.do_crop = False
 
     @property
     def inference_steps(self) -> int:
@@ -77,7 +78,8 @@ class LerobotDiffusion(LerobotPolicy):
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """Noise, diffusion step and crop for a loss; to act the first noise and, with DDPM, that of each step."""
-        theirs, count = self.config.theirs, VALIDATION_DRAWS if use == "validation" else 1
+        theirs = self.config.theirs
+        count = VALIDATION_DRAWS if use == "validation" else 1
         shape = (theirs.horizon, self.config.action_dim)
         if use == "act":
             spec = {"noise": RandomSpec("normal", shape)}
@@ -112,10 +114,12 @@ class LerobotDiffusion(LerobotPolicy):
         if terms is not None and DIFFUSION not in terms:
             return {}
         batch = self._with_history(batch)
-        actions, theirs = self.normalizer.actions(batch), self.config.theirs
+        actions = self.normalizer.actions(batch)
+        theirs = self.config.theirs
         shape = (None, theirs.horizon, self.config.action_dim)
         check_shape(ACTION, actions, shape)
-        noise, steps = draws["noise"], draws["timestep"]
+        noise = draws["noise"]
+        steps = draws["timestep"]
         check_shape("noise", noise, (len(actions), *shape))
         dim_is_pad = self.normalizer.dim_is_pad(ACTION, batch)
         clean = actions[:, None].expand_as(noise)
@@ -139,7 +143,8 @@ class LerobotDiffusion(LerobotPolicy):
         """
         batch = self._with_history(batch)
         dim_is_pad = self.normalizer.dim_is_pad(ACTION, batch)
-        condition, scheduler = self._condition(batch, None), self.diffusion.noise_scheduler
+        condition = self._condition(batch, None)
+        scheduler = self.diffusion.noise_scheduler
         x = blanked(draws["noise"], dim_is_pad)
         scheduler.set_timesteps(self.inference_steps)
         later = draws["step noise"].unbind(1) if "step noise" in draws else ()

@@ -95,7 +95,8 @@ def _image_figures(folder: Path, cameras: list[str], name: str) -> dict[str, lis
     """
     path = folder / LEROBOT
     step = find_step(path, "normalizer_processor")
-    mode, figures = step["config"].get("norm_map", {}).get(VISUAL, "IDENTITY"), read_statistics(path, step)
+    mode = step["config"].get("norm_map", {}).get(VISUAL, "IDENTITY")
+    figures = read_statistics(path, step)
     if mode == "IDENTITY" or not any("mean" in figures.get(camera, {}) for camera in cameras):
         return IDENTITY
     if mode != "MEAN_STD":

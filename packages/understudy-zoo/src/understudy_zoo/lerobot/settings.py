@@ -20,7 +20,8 @@ from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import optional_imports
 from understudy_base.records import Record
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 IDENTITY = {"image_mean": [0.0] * 3, "image_std": [1.0 - 1e-8] * 3}
 """Colors as they are: LeRobot adds 1e-8 to deviations."""
 RECORDED = (0, 0)
@@ -74,7 +75,8 @@ class LerobotSettings(PolicySettings):
         for name, value in self.FIXED.items():
             if self.config.get(name, value) != value:
                 raise ValueError(f"config: {name}: {self.config[name]}: {self.type} has {value} alone")
-        kind, draccus = _import(self.THEIR_CONFIG), _import("draccus")
+        kind = _import(self.THEIR_CONFIG)
+        draccus = _import("draccus")
         values = {**self.DEFAULTS, **self.FIXED, **self.config, **self.their_facts(), "device": "cpu"}
         plain = {name: value for name, value in values.items() if value is not None}
         try:
@@ -340,7 +342,8 @@ class LerobotSmolvlaSettings(LerobotSettings):
 
     def resolved(self) -> Self:
         """Return the settings with the absolute paths of `vlm_model_name` and `weights`, where these exist."""
-        weights, model = self.weights, str(self.config.get("vlm_model_name", ""))
+        weights = self.weights
+        model = str(self.config.get("vlm_model_name", ""))
         if os.path.exists(weights):
             weights = os.path.abspath(weights)
         named = {"vlm_model_name": os.path.abspath(model)} if os.path.exists(model) else {}
@@ -412,7 +415,8 @@ class LerobotSmolvlaConfig(LerobotSmolvlaSettings, LerobotConfig):
         """List the rules that the facts of the data break, one line each."""
         lines = super().fact_problems()
         for name in () if lines or self.problems() else ("state_dim", "action_dim"):
-            width, most = getattr(self, name), getattr(self.theirs, f"max_{name}")
+            width = getattr(self, name)
+            most = getattr(self.theirs, f"max_{name}")
             if width > most:
                 lines.append(f"{name}: {width}: the network takes up to {most}; set max_{name} of policy.config")
         return lines
@@ -431,7 +435,8 @@ def read_preset(kind: str, steps: int, with_chunk: bool) -> dict[str, Any]:
         ValueError: the preset needs an optimizer, a schedule or a normalization that a run lacks.
     """
     with optional_imports():
-        theirs, run = imported(kind)(device="cpu"), imported(PIPELINE)
+        theirs = imported(kind)(device="cpu")
+        run = imported(PIPELINE)
     data: dict[str, Any] = {"normalize": NORMALIZATIONS[theirs.normalization_mapping["ACTION"].value]}
     if with_chunk:
         data["chunk_size"] = theirs.chunk_size

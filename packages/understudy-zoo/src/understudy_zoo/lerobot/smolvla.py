@@ -26,7 +26,8 @@ from understudy_base.records import Batch, Record
 from understudy_zoo.lerobot.adapter import LerobotPolicy, build_errors
 from understudy_zoo.lerobot.settings import LerobotSmolvlaConfig
 
-TOKENS, TOKENS_MASK = "language_tokens", "language_tokens_mask"
+TOKENS = "language_tokens"
+TOKENS_MASK = "language_tokens_mask"
 """Keys of a prepared batch: tokens of the instructions, int64 [B, L], and bool [B, L], False where they are padding."""
 HEAD, EMBEDDING = (f"model.vlm_with_expert.vlm.{part}.weight" for part in ("lm_head", "model.text_model.embed_tokens"))
 _TOKENIZING = threading.Lock()  # a tokenizer keeps the padding of its last call
@@ -136,7 +137,8 @@ class LerobotSmolvla(LerobotPolicy):
         """
         if terms is not None and FLOW not in terms:
             return {}
-        config, actions = self.config, self.normalizer.actions(batch)
+        config = self.config
+        actions = self.normalizer.actions(batch)
         check_shape(ACTION, actions, (None, config.chunk, config.action_dim))
         # Padded slots hold copies of the last frame, as in LeRobot's own batches.
         targets = F.pad(actions, (0, config.theirs.max_action_dim - config.action_dim))
@@ -165,7 +167,9 @@ class LerobotSmolvla(LerobotPolicy):
 
     def _inputs(self, batch: Batch) -> tuple[Any, ...]:
         """Images and their masks, tokens and their mask, and the state, as the network takes them."""
-        size, images, masks = self.config.theirs.resize_imgs_with_padding, [], []
+        size = self.config.theirs.resize_imgs_with_padding
+        images = []
+        masks = []
         for camera in self.config.cameras:
             pixels = self.pixels(batch, camera)
             if size is not None:

@@ -68,7 +68,9 @@ def check_prompts(config: Pi05PolicyConfig, tool: str) -> None:
 
 def common_files(config: Pi05PolicyConfig, tool: str) -> tuple[dict[str, bytes], list[str]]:
     """Return the tokenizer and the dimensions as files, and notes on them."""
-    files, notes, sizes = {}, [], config.sizes
+    files = {}
+    notes = []
+    sizes = config.sizes
     if config.tokenizer:
         path = Path(config.tokenizer)
         files[TOKENIZER] = (path / TOKENIZER if path.is_dir() else path).read_bytes()
@@ -162,7 +164,9 @@ def _features(config: Pi05PolicyConfig, robot: Robot, facts: Record) -> dict[str
 
 def _config(config: Pi05PolicyConfig, robot: Robot, facts: Record, features: Record, dtype: str) -> dict[str, Any]:
     """Fields of LeRobot's config that the policy decides; all others have LeRobot's defaults."""
-    sizes, released, mode = config.sizes, config.flow_time == "released", NORMALIZED[config.type]
+    sizes = config.sizes
+    released = config.flow_time == "released"
+    mode = NORMALIZED[config.type]
     names, excluded = _relative_names(robot, facts)
     return {
         "type": config.type,
@@ -257,7 +261,8 @@ def openpi_folder(
             "format: openpi: policy.prompt is message: openpi has no such prompts; export with --format lerobot or "
             "understudy"
         )
-    robot, sizes = Robot.from_head(config, normalization, head), config.sizes
+    robot = Robot.from_head(config, normalization, head)
+    sizes = config.sizes
     files, notes = common_files(config, "openpi")
     ours = {
         "pi05": sizes.adaptive,
@@ -316,7 +321,8 @@ def _norm_stats(robot: Robot, quantiles: bool) -> dict[str, dict[str, list[float
     Raises:
         ConfigError: a spread is below that of openpi's formula.
     """
-    stats, least = {}, OPENPI_EPS / 2 if quantiles else OPENPI_EPS
+    stats = {}
+    least = OPENPI_EPS / 2 if quantiles else OPENPI_EPS
     for key, (offset, stored) in robot.maps.items():
         # A constant state must stay finite where it varies after all; a constant action has its constant in reverse.
         spread = np.where(stored == 0, 1.0 if key == STATE else least, stored)

@@ -109,7 +109,8 @@ MODULES = {
 def _table() -> dict[str, dict[str, tuple[tuple[int, ...], Form]]]:
     """Read `ARRAYS`: array -> parameter -> index behind the layer, and form."""
     table: dict[str, dict[str, tuple[tuple[int, ...], Form]]] = {}
-    block, llm = "PaliGemma.img.Transformer.encoderblock", "PaliGemma.llm.layers"
+    block = "PaliGemma.img.Transformer.encoderblock"
+    llm = "PaliGemma.llm.layers"
     for end, name in (("", "vlm"), ("_1", "expert")):
         lines = ARRAYS.format(block=block, llm=llm, end=end, name=name, tower=f"layers.*.{name}").split("\n")
         for place, parameter, kind in (line.split() for line in lines if line):

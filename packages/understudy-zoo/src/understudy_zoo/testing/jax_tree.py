@@ -27,7 +27,8 @@ def weights(adaptive: bool = True) -> Weights:
 
 def tree(own: Weights) -> Weights:
     """Arrays of openpi's tree by their names, `a/b/c`: the inverse of the reader's map."""
-    vision, found = SMALL.vision, Weights()
+    vision = SMALL.vision
+    found = Weights()
 
     def stack(name: str) -> np.ndarray:
         layers = [own[key] for key in sorted(k for k in own if _fits(k, name))]
@@ -38,7 +39,8 @@ def tree(own: Weights) -> Weights:
     found[f"{img}/embedding/bias"] = own["vision.patch.bias"]
     found[f"{img}/pos_embedding"] = own["vision.position.weight"][None]
     found[f"{img}/head/kernel"], found[f"{img}/head/bias"] = own["projector.weight"].T, own["projector.bias"]
-    block, layer = f"{img}/Transformer/encoderblock", "vision.layers.*"
+    block = f"{img}/Transformer/encoderblock"
+    layer = "vision.layers.*"
     heads = (vision.heads, vision.width // vision.heads)
     for theirs, ours in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")):
         attention = f"{block}/MultiHeadDotProductAttention_0/{theirs}"
@@ -58,7 +60,8 @@ def tree(own: Weights) -> Weights:
     found[f"{img}/Transformer/encoder_norm/bias"] = own["vision.norm.bias"]
     found["PaliGemma/llm/embedder/input_embedding"] = own["embedding.weight"]
     for end, tower, sizes in (("", "vlm", SMALL.vlm), ("_1", "expert", SMALL.expert)):
-        llm, layer = "PaliGemma/llm/layers", f"layers.*.{tower}"
+        llm = "PaliGemma/llm/layers"
+        layer = f"layers.*.{tower}"
 
         def split(name: str, count: int, layer: str = layer, size: int = sizes.head_dim) -> np.ndarray:
             """[layers, heads, in, head_dim]."""

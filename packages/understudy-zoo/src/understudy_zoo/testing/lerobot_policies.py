@@ -189,7 +189,8 @@ def their_losses(
     from lerobot.scripts.lerobot_train import update_policy
     from lerobot.utils.logging_utils import AverageMeter, MetricsTracker
 
-    name, convert = "policy_preprocessor.json", {"to_transition": batch_to_transition, "to_output": transition_to_batch}
+    name = "policy_preprocessor.json"
+    convert = {"to_transition": batch_to_transition, "to_output": transition_to_batch}
     before = PolicyProcessorPipeline.from_pretrained(folder, name, **convert)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4, weight_decay=1e-4)
     accelerator = Accelerator(cpu=True)

@@ -9,7 +9,8 @@ from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
 from understudy.policies.registry import PolicyConfig, PolicyType
 from understudy_base.records import Record
 
-SUCCESS, TIME = "success", "time"
+SUCCESS = "success"
+TIME = "time"
 FINEST = 2.0**-16
 """Least width of a bin as a share of the largest return: 128 neighbours of float32."""
 
@@ -53,7 +54,8 @@ class ReturnSettings:
 
     def return_problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
-        problems, with_outcome = list[str](), self.returns in (SUCCESS, TIME)
+        problems = list[str]()
+        with_outcome = self.returns in (SUCCESS, TIME)
         if not 2 <= self.bins <= 2**16:
             problems.append(f"bins: {self.bins}: must be from 2 to {2**16}")
         if not 0.1 <= self.smoothing <= 100:

@@ -25,7 +25,9 @@ from understudy_base.batch_keys import RETURN, RETURN_IS_PAD
 from understudy_base.records import Batch, Record
 from understudy_zoo.value.config import SUCCESS, TIME, Pi05ValueConfig, ValueConfig
 
-VALUE, ERROR, ACCURACY = "value", "l1", "accuracy"
+VALUE = "value"
+ERROR = "l1"
+ACCURACY = "accuracy"
 
 
 def bin_centers(config: ValueConfig) -> Tensor:
@@ -101,7 +103,8 @@ class ReturnPolicy(Policy):
         self, batch: Batch, draws: Draws, terms: Collection[str] | None = None, detail: bool = False
     ) -> dict[str, Loss]:
         """Cross-entropy per sample, and the `metrics` that `terms` names; 0 where the return is not known."""
-        returns, counts = value_of(batch, RETURN), self.counts(batch, draws)
+        returns = value_of(batch, RETURN)
+        counts = self.counts(batch, draws)
         logits = self.logits(batch)
         check_shape(RETURN, returns, (len(logits),))
         centers = bin_centers(self.config).to(logits.device)

@@ -65,7 +65,8 @@ class WorldActionConfig(WorldActionSettings, Pi05PolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        problems, side = [], self.sizes.vision.image
+        problems = []
+        side = self.sizes.vision.image
         if self.imagined > self.chunk:
             problems.append(f"future_images: {self.future_images}: must be at most the chunk of {self.chunk} actions")
         if self.imagined and side % self.patch_side:

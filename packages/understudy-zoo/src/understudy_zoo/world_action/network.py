@@ -62,7 +62,8 @@ class Future(nn.Module):
     def __init__(self, config: WorldActionConfig) -> None:
         """Build the layers with fresh weights: the expert first imagines a copy of the present."""
         super().__init__()
-        sizes, width = config.sizes, config.sizes.expert.width
+        sizes = config.sizes
+        width = config.sizes.expert.width
         self.streams = {FLOW: (config.chunk, sizes.dim), DYNAMICS: (config.chunk, sizes.dim)}
         if config.imagined:
             count = config.imagined * len(config.cameras) * config.patches
@@ -98,7 +99,8 @@ class Future(nn.Module):
         # One call of each layer: a sharded one adds up the gradients of two calls in another sequence.
         before = alone.shape[2] if alone is not None else 0
         actions = points[FLOW] if alone is None else torch.cat([alone, points[FLOW]], dim=2)
-        tokens, spread = [], [times[name] for name in self.streams]
+        tokens = []
+        spread = [times[name] for name in self.streams]
         for name in self.streams:
             embed, x = (network.action_in_proj, actions) if name == FLOW else (self.in_proj[name], points[name])
             slots = F.pad(self.slots[name].float(), (0, 0, before if name == FLOW else 0, 0))
@@ -108,7 +110,8 @@ class Future(nn.Module):
             tokens[-1] = tokens[-1] + rows(self.now_proj, now).repeat(1, count, 1)[:, None]
         groups: tuple[int, ...] = tuple(count for count, _ in self.streams.values())
         if alone_time is not None:
-            spread, groups = [alone_time, *spread], (before, *groups)
+            spread = [alone_time, *spread]
+            groups = (before, *groups)
         condition = network.condition(torch.stack(spread, dim=2).flatten(0, 1))
         blocks = ((0, 0), (before, before)) if before else ONE_BLOCK
         joined = torch.cat(tokens, dim=2).flatten(0, 1).to(network.dtype)

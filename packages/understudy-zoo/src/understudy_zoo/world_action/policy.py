@@ -101,7 +101,8 @@ class WorldActionPolicy(Pi05Policy):
             return counts
         number = draws["flow time"].shape[1]
         for term, (_, dim) in self.future.streams.items():
-            stream, width = self._stream(term, batch), self._width(term, dim)
+            stream = self._stream(term, batch)
+            width = self._width(term, dim)
             masks = self._unlearnt(stream, batch) if term == FLOW else (stream.uncounted,)
             elements = [valid_elements(mask, number, width, stream.dim_is_pad) for mask in masks]
             counts[term] = torch.stack(elements).sum(dim=0)
@@ -163,15 +164,19 @@ class WorldActionPolicy(Pi05Policy):
         if not self.config.future:
             return super()._noisy(batch, draws, terms, detail)
         streams = {term: self._stream(term, batch) for term in self.future.streams}
-        points, times, targets = {}, {}, {}
+        points = {}
+        times = {}
+        targets = {}
         for term, stream in streams.items():
-            noise, time = draws[f"{term} noise"], draws[f"{term} time"]
+            noise = draws[f"{term} noise"]
+            time = draws[f"{term} time"]
             check_shape(f"{term} noise", noise, (len(stream.clean), time.shape[1], *self.future.streams[term]))
             clean = stream.clean[:, None].expand_as(noise)
             times[term] = time if stream.given is None else torch.where(stream.given[:, None], 0.0, time)
             points[term] = noisy_actions(clean, noise, times[term])
             targets[term] = clean if term == IMAGES else velocity(clean, noise)
-        noise, time = draws["flow noise"], draws["flow time"]
+        noise = draws["flow noise"]
+        time = draws["flow time"]
         alone = noisy_actions(streams[FLOW].clean[:, None].expand_as(noise), noise, time)
         suffix = self.future.suffix(self, points, times, self._now(batch), alone, time)
 
@@ -179,7 +184,8 @@ class WorldActionPolicy(Pi05Policy):
             predicted, moves = self.future.read(self, result, suffix.candidates)
             losses = {}
             for term in (term for term in streams if term in terms):
-                stream, width = streams[term], self._width(term, targets[term].shape[-1])
+                stream = streams[term]
+                width = self._width(term, targets[term].shape[-1])
                 blocks = [(predicted[term], stream.uncounted)]
                 if term == FLOW and moves is not None:
                     blocks = list(zip((moves, predicted[FLOW]), self._unlearnt(stream, batch), strict=True))
@@ -223,9 +229,11 @@ class WorldActionPolicy(Pi05Policy):
         if term != IMAGES:
             stream = read_stream(term, batch, self.config, self.normalizer)
             return stream._replace(clean=widened(stream.clean, self.sizes.dim))
-        changes, pads = [], []
+        changes = []
+        pads = []
         for camera in self.config.cameras:
-            images, is_pad = value_of(batch, camera), value_of(batch, f"{camera}_is_pad")
+            images = value_of(batch, camera)
+            is_pad = value_of(batch, f"{camera}_is_pad")
             check_image(camera, images, (None, 1 + self.config.imagined, 3, None, None))
             check_shape(f"{camera}_is_pad", is_pad, tuple(images.shape[:2]))
             is_pad = is_pad[:, 1:]
@@ -235,7 +243,8 @@ class WorldActionPolicy(Pi05Policy):
             patches = self._patches(images)  # [B, 1 + K, P, dim]
             changes.append(torch.where(is_pad[..., None, None], 0.0, (patches[:, 1:] - patches[:, :1]) / CHANGE))
             pads.append(is_pad[..., None].expand(-1, -1, patches.shape[2]))
-        clean, marks = torch.stack(changes, dim=2).flatten(1, 3), torch.stack(pads, dim=2).flatten(1, 3)
+        clean = torch.stack(changes, dim=2).flatten(1, 3)
+        marks = torch.stack(pads, dim=2).flatten(1, 3)
         return Stream(clean, marks, None, samples_given(term, batch, self.config))
 
     def _patches(self, images: Tensor) -> Tensor:
@@ -256,7 +265,8 @@ class WorldActionPolicy(Pi05Policy):
 
     def _images(self, changes: Tensor, batch: Batch) -> Tensor:
         """Add predicted changes [B, tokens, dim] to the present images: uint8 [B, K, cameras, 3, side, side]."""
-        config, side = self.config, self.sizes.vision.image
+        config = self.config
+        side = self.sizes.vision.image
         now = torch.stack([letterbox(present(batch[camera]), side) for camera in config.cameras], dim=1)
         shape = (config.imagined, len(config.cameras), config.patches)
         change = to_images(changes.unflatten(1, shape) * CHANGE, side, config.patch_side)
@@ -264,7 +274,8 @@ class WorldActionPolicy(Pi05Policy):
 
     def _sample(self, batch: Batch, draws: Draws, steps: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Integrate the streams that are not given side by side from noise; normalized, [B, tokens, dim] each."""
-        expert, now = self.expert_alone(self._before_acting(batch)), self._now(batch)
+        expert = self.expert_alone(self._before_acting(batch))
+        now = self._now(batch)
         noises = {
             term: value_of(draws, "noise" if term == FLOW else f"{term} noise")
             for term in self.future.streams
@@ -279,7 +290,8 @@ class WorldActionPolicy(Pi05Policy):
             return {term: part.view_as(noises[term]) for term, part in zip(noises, parts, strict=True)}
 
         def field(x: Tensor, time: Tensor) -> Tensor:
-            points, later = split(x), (time - 1 / steps).clamp(min=0)
+            points = split(x)
+            later = (time - 1 / steps).clamp(min=0)
             times = {term: torch.zeros_like(time) for term in inputs}
             times |= {term: shift_times(time, IMAGE_SHIFT) if term == IMAGES else time for term in noises}
             suffix = self.future.suffix(

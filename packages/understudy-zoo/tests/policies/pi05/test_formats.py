@@ -103,11 +103,13 @@ def test_lerobot_normalizes_with_the_bits_of_the_policy(adaptive: bool, tokenize
         ("policy_postprocessor", "unnormalizer_processor", (ACTION,)),
     ):
         (own,) = (each for each in object_of(tmp_path / f"out/{file}.json")["steps"] if each["registry_name"] == step)
-        figures, config = load_file(tmp_path / "out" / own["state_file"]), own["config"]
+        figures = load_file(tmp_path / "out" / own["state_file"])
+        config = own["config"]
         for key in keys:
             assert config["norm_map"][config["features"][key]["type"]] == "MEAN_STD"
             offset, spread = (torch.tensor(NORMALIZATION[key][name][0]) for name in ("offset", "spread"))
-            mean, std = figures[f"{key}.mean"], figures[f"{key}.std"]
+            mean = figures[f"{key}.mean"]
+            std = figures[f"{key}.std"]
             x = torch.from_numpy(random.normal(size=(50, len(offset)))).float() + offset
             real = spread > 0
             # LeRobot's formulas: (x - mean) / (std + eps), and x * std + mean.
@@ -325,7 +327,8 @@ def test_command_refuses_another_type_of_policy(tmp_path: Path, capsys: pytest.C
 
 # -- the port itself, where its packages are --------------------------------------------------------------------------
 
-SITE, PORT = os.environ.get("UNDERSTUDY_PI05_SITE"), os.environ.get("UNDERSTUDY_PI05_PORT")
+SITE = os.environ.get("UNDERSTUDY_PI05_SITE")
+PORT = os.environ.get("UNDERSTUDY_PI05_PORT")
 NEEDS_PORT = pytest.mark.skipif(
     not SITE or not PORT,
     reason="UNDERSTUDY_PI05_SITE and UNDERSTUDY_PI05_PORT name no port; tests/support/golden_pi05.py installs one",
@@ -376,7 +379,8 @@ def test_port_knows_each_field_and_step(adaptive: bool, tokenizer: Path) -> None
     """Read from LeRobot's sources, since its package is not installed."""
     made = policy(tokenizer, adaptive)
     files = describe_folder("lerobot", settings(made), NORMALIZATION, FACTS).files
-    port, kind = Path(str(PORT), "lerobot"), made.config.type
+    port = Path(str(PORT), "lerobot")
+    kind = made.config.type
     known = {"type"}
     for path in (port / "configs/policies.py", port / f"policies/{kind}/configuration_{kind}.py"):
         known |= {

@@ -160,7 +160,8 @@ def test_exported_folders_imply_the_settings_of_their_policy(tool: str, adaptive
 
 
 def test_run_is_refused_before_it_starts(tmp_path: Path) -> None:
-    data, tokenizer = tiny_dataset(tmp_path / "data"), write_model(tmp_path / "tok")
+    data = tiny_dataset(tmp_path / "data")
+    tokenizer = write_model(tmp_path / "tok")
     chosen = Pi05Settings(size="tiny", tokenizer=str(tokenizer))
     assert run.train(tiny_config(data, tmp_path / "first", policy=chosen, steps=1)) == run.DONE
     assert main(["export", str(tmp_path / "first"), "--format", "lerobot"]) == 0

@@ -227,7 +227,8 @@ def pi052_of(path: Path) -> Path:
         own = [{"registry_name": "render_messages_processor", "config": {"recipe": RECIPE}}]
         own += [{"registry_name": "pi052_text_tokenizer", "config": {"max_length": 200, "subtask_dropout_prob": 0.1}}]
         own += [{"registry_name": "action_tokenizer_processor", "config": {"fast_skip_tokens": 1152}}]
-        before, behind = processor["steps"][:4], processor["steps"][-1:]
+        before = processor["steps"][:4]
+        behind = processor["steps"][-1:]
         assert before[-1]["registry_name"] == "normalizer_processor"
         processor["steps"] = [*before, *own, *behind]
 
@@ -277,7 +278,8 @@ def test_run_starts_from_a_pi052_folder_and_exports_one(tmp_path: Path) -> None:
 
 def test_links_of_a_hub_cache_are_followed(tokenizer: Path, tmp_path: Path) -> None:
     made = policy(tokenizer)
-    path, blobs = shard(folder_of(made, tmp_path / "w", "lerobot")), tmp_path / "blobs"
+    path = shard(folder_of(made, tmp_path / "w", "lerobot"))
+    blobs = tmp_path / "blobs"
     blobs.mkdir()
     for number, file in enumerate(sorted(path.iterdir())):
         file.rename(blobs / str(number))

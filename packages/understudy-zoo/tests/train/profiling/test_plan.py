@@ -77,7 +77,8 @@ SHALLOW = Pi05Settings(
         )
     ),
 )
-EMA, NO_EMA = OptimConfig(ema=EmaConfig(0.9)), OptimConfig()
+EMA = OptimConfig(ema=EmaConfig(0.9))
+NO_EMA = OptimConfig()
 TOKENS = {"response_tokens": 24, "fast": "fast", "action_tokens": 32}
 FLOW: dict[str, dict[str, Any]] = {
     "fp32": {"batch_size": 1},
@@ -115,7 +116,8 @@ def settings(
 
 def inputs_of(config: TrainConfig, mesh: Mesh) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The largest inputs of a rank: `plan` knows them from the settings."""
-    opened, count = open_data(config), config.batch_size // mesh.world_size
+    opened = open_data(config)
+    count = config.batch_size // mesh.world_size
     policy = init_train_state(config, opened, choose_normalization(config, opened), mesh).policy
     batch = {
         key: v.repeat(count, *[1] * (v.ndim - 1)) if isinstance(v, Tensor) else v * count
@@ -130,7 +132,8 @@ def inputs_of(config: TrainConfig, mesh: Mesh) -> tuple[dict[str, Any], dict[str
 
 def traced(config: TrainConfig, world_size: int = 1, device: str = "cpu") -> planning.Shapes:
     """The step of a plan alone, without its other checkpointing modes."""
-    opened, size = open_data(config), largest_part(config, world_size, None)
+    opened = open_data(config)
+    size = largest_part(config, world_size, None)
     scales = choose_normalization(config, opened)
     return trace_step(config, opened, scales, one_sample(config, opened), world_size, device, size)
 
@@ -165,7 +168,8 @@ def trace_all(configs: dict[str, TrainConfig]) -> dict[str, dict[str, int]]:
     """
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    found, spans = dict[str, dict[str, int]](), dict[str, list[tuple[int, int]]]()
+    found = dict[str, dict[str, int]]()
+    spans = dict[str, list[tuple[int, int]]]()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as session:
         for name, config in configs.items():
             found[name] = run_traced(config, lambda phase, of=name: record_function(f"{of}: {phase}"))  # type: ignore[misc]
@@ -225,7 +229,8 @@ def count_live(configs: dict[str, TrainConfig]) -> dict[str, dict[str, int]]:
 def count_one(config: TrainConfig) -> dict[str, int]:
     with join_mesh(config) as mesh:
         torch.set_num_threads(1)
-        opened, live = open_data(config), LiveBytes()
+        opened = open_data(config)
+        live = LiveBytes()
         scales, (batch, draws) = choose_normalization(config, opened), inputs_of(config, mesh)
         with live:
             live.watch(value for value in (*batch.values(), *draws.values()) if isinstance(value, Tensor))
@@ -277,7 +282,8 @@ def test_live_bytes_count_the_copy_that_a_sum_takes(sums_copies: bool) -> None:
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         with LiveBytes(sums_copies) as live:
-            whole, part = torch.ones(100), torch.empty(50)
+            whole = torch.ones(100)
+            part = torch.empty(50)
             getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(part, whole)  # its new and old name
     finally:
         dist.destroy_process_group()
@@ -335,7 +341,8 @@ def test_plan_finds_the_largest_micro_batch(data: Path) -> None:
     (card,) = plan(config, cards=[30 << 20]).cards
     assert card.largest_micro_batch
     opened = open_data(config)
-    normalization, sample = choose_normalization(config, opened), one_sample(config, opened)
+    normalization = choose_normalization(config, opened)
+    sample = one_sample(config, opened)
 
     def peak(size: int) -> int:
         return trace_step(config, opened, normalization, sample, 1, "cuda", size).memory["peak"]

@@ -204,7 +204,8 @@ def test_profile_command_writes_a_page_and_prints(
 ) -> None:
     from understudy_kit.config.schema import dump_yaml
 
-    file, out = tmp_path / "c.yaml", tmp_path / "out"
+    file = tmp_path / "c.yaml"
+    out = tmp_path / "out"
     file.write_text(dump_yaml(tiny_config(data, out)))
     asked = ["profile", str(file), "--profile.steps", "2", "--profile.warmup-steps", "1"]
     assert main.main(asked) == 0
@@ -298,7 +299,8 @@ def test_phase_timer_excludes_inner_phases() -> None:
 
 def test_phase_timer_waits_at_both_ends() -> None:
     """A device that works on after it was called: without waiting its seconds would be booked on the next phase."""
-    clock, queued = Clock(), [0.0]
+    clock = Clock()
+    queued = [0.0]
 
     def wait() -> None:
         clock.now += queued[0]

@@ -111,13 +111,16 @@ def measure(config: BenchConfig, meet: Callable[[], object] = lambda: None) -> d
     except ValueError as error:
         raise ConfigError(str(error)) from error
     seconds = config.seconds or min(5.0, max(1.0, 5.0 * len(data) / 10_000))  # more would decode a small set again
-    rates, costs, decoded = [], [], []
+    rates = []
+    costs = []
+    decoded = []
     threads: int | Literal["auto"] = config.num_threads or "auto"
     progress = Progress(config.rounds, f"rounds of 2 x {seconds:g} s", "round", shown=process.rank == 0)
     with progress, Loader([data], order=choice.order, num_threads=threads, rank=process.rank, **resources) as loader:
         for _ in range(first_turn(loader)):
             next(loader)
-        start, frames_before = loader.position, loader.timings.frames
+        start = loader.position
+        frames_before = loader.timings.frames
         for _ in range(config.rounds):
             for _ in range(WARM_BATCHES):
                 next(loader)

@@ -115,7 +115,8 @@ def format_plan(costs: "Plan", cards: Sequence[str]) -> str:
     """Format a plan for a terminal; `cards` are the names of `found.cards`."""
     from understudy.train.profiling.plan import MOST
 
-    c, width = costs.conditions, max(map(len, NAMES.values())) + 2
+    c = costs.conditions
+    width = max(map(len, NAMES.values())) + 2
     ranks = f"{c['ranks']} ranks ({c['ranks'] // c['shards']} replicas of {c['shards']} shards)"
     words = [f"{costs.parameters:,} parameters, {costs.trained:,} trained", c["precision"]]
     words += [f"attention {c['attention']}"] if c["attention"] != "sdpa" else []

@@ -61,7 +61,8 @@ def profile(config: ProfileConfig) -> None:
     measured = measuring.profile(config, config.profile.warmup_steps, config.profile.steps)
     if measured is None:
         return
-    facts, folder = measured.plain(), Path(config.output_dir)
+    facts = measured.plain()
+    folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "profile.json", json.dumps(facts, indent=2) + "\n", is_new=not config.overwrite)
     write_page(folder / "profile.html", page(measured))
@@ -92,7 +93,8 @@ def format_profile(run_profile: "Profile") -> str:
         milliseconds,
     )
 
-    step, width = run_profile.step_s, max(len(name) for name in [*run_profile.phases, *GROUPS.values()]) + 2
+    step = run_profile.step_s
+    width = max(len(name) for name in [*run_profile.phases, *GROUPS.values()]) + 2
     lines = [describe(run_profile.conditions), ""]
     lines += [f"{name:<{width - 1}} {value}" for value, name in headlines(run_profile)]
     lines += ["", f"{'phase, synchronised':<{width}}{'worst rank':>12}{'mean':>12}{'share':>8}"]

@@ -297,7 +297,8 @@ class TrainConfig:
         """Fill in defaults that depend on other settings, so that changing those later changes nothing else."""
         sources = tuple(replace(source, name=name) for source, name in zip(self.data.sources, self.data.names()))
         config = self.with_policy_defaults()
-        policy, schedule = config.policy.started(), self.schedule
+        policy = config.policy.started()
+        schedule = self.schedule
         return replace(
             config,
             policy=policy,
@@ -348,7 +349,8 @@ class TrainConfig:
 
     def recomputation(self) -> str:
         """Return the mode and the blocks of activation checkpointing as text."""
-        mode, blocks = self.activation_checkpoint, self.activation_checkpoint_blocks
+        mode = self.activation_checkpoint
+        blocks = self.activation_checkpoint_blocks
         if mode == "none" or not blocks:
             return mode
         number = len(blocks) == 1 and blocks[0].isdecimal()

@@ -51,7 +51,8 @@ def select_blocks(policy: nn.Module, blocks: Iterable[nn.Module], chosen: Sequen
     Raises:
         ConfigError: N is 0 or above the number of blocks, or a pattern fits no block.
     """
-    every, setting = list(blocks), "activation_checkpoint_blocks"
+    every = list(blocks)
+    setting = "activation_checkpoint_blocks"
     if not chosen:
         return every
     if len(chosen) == 1 and chosen[0].isdecimal():
@@ -141,7 +142,9 @@ class _Repeating:
     """
 
     def __init__(self, compute: Callable[..., Any], before: "_States") -> None:
-        self.compute, self.before, self.is_first = compute, before, True
+        self.compute = compute
+        self.before = before
+        self.is_first = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.is_first:

@@ -72,7 +72,9 @@ class _EnteredBlocks:
 
     def begin(self) -> None:
         """Begin a pass."""
-        self.entered, self.place, self.is_active = [], 0, True
+        self.entered = []
+        self.place = 0
+        self.is_active = True
 
     def enter(self, number: int) -> None:
         """Note a block that is about to gather its weights, behind all that the other ranks gather before."""

@@ -53,7 +53,8 @@ def local_rows(tensor: Tensor) -> tuple[Tensor, int, int]:
     from torch.distributed.tensor import DTensor, Shard
 
     assert isinstance(tensor, DTensor)
-    start, stop = 0, tensor.shape[0] if tensor.ndim else 1
+    start = 0
+    stop = tensor.shape[0] if tensor.ndim else 1
     sharded = [(dim, place) for dim, place in enumerate(tensor.placements) if not place.is_replicate()]
     if len(sharded) > 1 or any(not isinstance(place, Shard) or place.dim for _, place in sharded):
         raise NotImplementedError(f"a tensor with placements {tensor.placements}: only its first dimension may be cut")
@@ -61,7 +62,8 @@ def local_rows(tensor: Tensor) -> tuple[Tensor, int, int]:
         coordinate = tensor.device_mesh.get_coordinate()
         assert coordinate is not None
         share = -(-stop // tensor.device_mesh.size(dim))  # as torch.chunk: equal parts, the last ones may be short
-        start, stop = min(stop, share * coordinate[dim]), min(stop, share * (coordinate[dim] + 1))
+        start = min(stop, share * coordinate[dim])
+        stop = min(stop, share * (coordinate[dim] + 1))
     return tensor.to_local(), start, stop
 
 
@@ -70,7 +72,8 @@ class RowsAsTensors(Mapping[str, Tensor]):
 
     def __init__(self, read: ReadRows, shapes: Mapping[str, Sequence[int]]) -> None:
         """Give the tensors of these shapes that `read` returns."""
-        self._read, self._shapes = read, shapes
+        self._read = read
+        self._shapes = shapes
 
     def __getitem__(self, name: str) -> Tensor:
         rows = self._shapes[name][0] if self._shapes[name] else 1

@@ -29,7 +29,8 @@ class RankStalled(UnderstudyError, RuntimeError):
 @contextmanager
 def send_heartbeats() -> Iterator[None]:
     """Send heartbeats around work of rank 0, while the others are in `wait_for_rank_0`. Excludes other collectives."""
-    ended, used = threading.Event(), _clock()
+    ended = threading.Event()
+    used = _clock()
 
     def send() -> None:
         try:
@@ -55,14 +56,17 @@ def wait_for_rank_0(limit: float) -> None:
     Raises:
         RankStalled: rank 0 used no CPU time for `limit` seconds.
     """
-    beat, seen, since = torch.zeros(2, dtype=torch.int64), -1, time.monotonic()
+    beat = torch.zeros(2, dtype=torch.int64)
+    seen = -1
+    since = time.monotonic()
     while True:
         dist.broadcast(beat, src=0)
         last, used = beat.tolist()
         if last:
             return
         if used != seen:
-            seen, since = used, time.monotonic()
+            seen = used
+            since = time.monotonic()
         elif time.monotonic() - since > limit:
             raise RankStalled(
                 f"rank 0 made no progress for {limit:g} seconds (parallel.timeout) while the others waited for it"
@@ -76,7 +80,8 @@ def _clock() -> Callable[[], int]:
     above `IDLE`, since the calling thread may wait for helpers.
     """
     clock = time.pthread_getcpuclockid(threading.get_ident()) if hasattr(time, "pthread_getcpuclockid") else None
-    seen, worked = time.process_time_ns(), 0
+    seen = time.process_time_ns()
+    worked = 0
 
     def used() -> int:
         nonlocal seen, worked

@@ -185,8 +185,10 @@ def begin(config: "TrainConfig") -> Mesh:
     rank, world = (
         (_from_env("RANK", 0), _from_env("WORLD_SIZE", 1)) if ours else (dist.get_rank(), dist.get_world_size())
     )
-    local_rank, local_world = _from_env("LOCAL_RANK", 0), _from_env("LOCAL_WORLD_SIZE", 1)
-    shape, device = mesh_shape(config, world), choose_device(config, local_rank)
+    local_rank = _from_env("LOCAL_RANK", 0)
+    local_world = _from_env("LOCAL_WORLD_SIZE", 1)
+    shape = mesh_shape(config, world)
+    device = choose_device(config, local_rank)
     if ours:
         alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         try:
@@ -234,7 +236,8 @@ def join_mesh(config: "TrainConfig", code: int | None = None) -> Iterator[Mesh]:
 
 def mesh_shape(config: "TrainConfig", world: int) -> tuple[int, int]:
     """Return (replicas, shards) of `world` processes. Raises ConfigError, with the remedy, where they do not fit."""
-    shards, replicate = config.parallel.dp_shard, config.parallel.dp_replicate
+    shards = config.parallel.dp_shard
+    replicate = config.parallel.dp_replicate
     replicas = replicate or max(1, world // shards)
     if replicas * shards != world:
         fitting = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)

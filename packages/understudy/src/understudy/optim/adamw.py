@@ -184,8 +184,12 @@ class Float32AdamW(Optimizer):
         for p in params:
             assert p.grad is not None
             state = self.state[p]
-            hi, lo, grad = local(p).detach(), local(state["lo"]), local(p.grad)
-            m, v, count = local(state["exp_avg"]), local(state["exp_avg_sq"]), state["step"]
+            hi = local(p).detach()
+            lo = local(state["lo"])
+            grad = local(p.grad)
+            m = local(state["exp_avg"])
+            v = local(state["exp_avg_sq"])
+            count = state["step"]
             if self._compiled:
                 compiled_step_(hi, lo, grad.contiguous(), m, v, count, scale, skip, hyper)
                 torch.autograd.graph.increment_version(p)
@@ -209,7 +213,8 @@ class Float32AdamW(Optimizer):
             saved = ordered["state"].get(i, {})
             loaded[p] = {}
             for kind, tensor in self.state[p].items():
-                value, dtype = saved.get(kind), torch.int16 if kind == "lo" else torch.float32
+                value = saved.get(kind)
+                dtype = torch.int16 if kind == "lo" else torch.float32
                 if not isinstance(value, Tensor) or value.dtype != dtype or value.shape != tensor.shape:
                     got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else "nothing"
                     raise ValueError(f"{name}: the saved {kind} is {got}, and must be {dtype} {tuple(tensor.shape)}")

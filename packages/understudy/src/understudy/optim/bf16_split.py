@@ -34,7 +34,8 @@ def split_(x: Tensor, hi: Tensor, lo: Tensor) -> None:
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:
     """float32 [...] -> hi bfloat16 [...], lo int16 [...]."""
-    hi, lo = torch.empty_like(x, dtype=torch.bfloat16), torch.empty_like(x, dtype=torch.int16)
+    hi = torch.empty_like(x, dtype=torch.bfloat16)
+    lo = torch.empty_like(x, dtype=torch.int16)
     split_(x, hi, lo)
     return hi, lo
 

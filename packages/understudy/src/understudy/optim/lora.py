@@ -23,7 +23,8 @@ from understudy_base.errors import ConfigError
 if TYPE_CHECKING:
     from understudy.config.lora import LoraConfig
 
-A, B = "lora_a", "lora_b"
+A = "lora_a"
+B = "lora_b"
 """Names of an adapter's parameters in its layer."""
 
 
@@ -125,7 +126,8 @@ def _check_untied(policy: nn.Module, layers: Mapping[str, nn.Linear]) -> None:
 
 
 def _add(layer: nn.Linear, config: "LoraConfig", seed: int) -> None:
-    a, b = torch.empty(config.rank, layer.in_features), torch.zeros(layer.out_features, config.rank)
+    a = torch.empty(config.rank, layer.in_features)
+    b = torch.zeros(layer.out_features, config.rank)
     if not a.is_meta:
         bound = 1 / math.sqrt(layer.in_features)
         a.uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed))

@@ -128,7 +128,8 @@ class MasterWeights(Optimizer):
     @contextmanager
     def _on_masters(self) -> Iterator[Optimizer]:
         """Put the masters in place of the live weights in the wrapped optimizer, within this context."""
-        inner, live = self.optimizer, [group["params"] for group in self.param_groups]
+        inner = self.optimizer
+        live = [group["params"] for group in self.param_groups]
         weights = {master: p for p, master in self._masters.items()}
         self._inside = True
         for group in self.param_groups:
@@ -139,7 +140,8 @@ class MasterWeights(Optimizer):
         finally:
             self._inside = False
             # Loading puts new groups and a new state there.
-            self.param_groups, self.state = inner.param_groups, inner.state
+            self.param_groups = inner.param_groups
+            self.state = inner.state
             for group, params in zip(self.param_groups, live, strict=True):
                 group["params"] = params
             _rename_keys(inner.state, weights)
@@ -199,7 +201,8 @@ class MasterWeights(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_weights()
-        scale, self._scale = self._scale, None
+        scale = self._scale
+        self._scale = None
         if scale is None:
             self._watch.warn()
         self._watch.close()
@@ -251,7 +254,8 @@ class MasterWeights(Optimizer):
             if master is p and p.dtype == torch.bfloat16:
                 raise RuntimeError(f"{name} became bfloat16 after it was wrapped: cast first, then MasterWeights")
             if master.device != p.device:
-                master.data, moved = master.data.to(p.device), True
+                master.data = master.data.to(p.device)
+                moved = True
             if p._version != self._versions.get(p):
                 if not self._agrees(p):
                     raise RuntimeError(
@@ -388,4 +392,6 @@ class ClipWatch:
         """Remove the hooks; nothing is watched any more."""
         for hook in self._hooks:
             hook.remove()
-        self._low, self._hooks, self._versions = [], [], {}
+        self._low = []
+        self._hooks = []
+        self._versions = {}

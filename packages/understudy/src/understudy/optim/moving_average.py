@@ -40,5 +40,6 @@ def update_average(average: nn.Module, policy: nn.Module, optimizer: Float32Adam
     pairs = [(a, p) for a, p in zip(average.parameters(), policy.parameters(), strict=True) if p.requires_grad]
     for low in range(0, len(pairs), 64):  # float32 values of bfloat16 weights are temporary, so in groups
         some = pairs[low : low + 64]
-        averages, masters = [local(a) for a, _ in some], [optimizer.local_master(p) for _, p in some]
+        averages = [local(a) for a, _ in some]
+        masters = [optimizer.local_master(p) for _, p in some]
         torch._foreach_lerp_(averages, masters, 1 - decay)

@@ -112,11 +112,13 @@ def in_order_of(groups: Groups, state_dict: Record) -> dict[str, Any]:
     saved: list[dict[str, Any]] = list(state_dict["param_groups"])
     named = all("param_names" in group for group in [*groups, *saved])
     if not named:
-        theirs, ours = [len(g["params"]) for g in saved], [len(g["params"]) for g in groups]
+        theirs = [len(g["params"]) for g in saved]
+        ours = [len(g["params"]) for g in groups]
         if theirs != ours:
             raise ValueError(f"the saved optimizer has groups of {theirs} parameters, this one has {ours}")
         return dict(state_dict)
-    theirs_names, our_names = _plain_by_group(saved), _plain_by_group(groups)
+    theirs_names = _plain_by_group(saved)
+    our_names = _plain_by_group(groups)
     theirs_all, our_all = (set().union(*names) for names in (theirs_names, our_names))
     if theirs_all != our_all:
         raise ValueError(

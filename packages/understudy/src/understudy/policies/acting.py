@@ -51,7 +51,8 @@ def bound_actions(actions: np.ndarray, facts: VectorFacts, bounds: ActionBounds)
     Raises:
         ValueError: an action is outside, and `bounds` is "error".
     """
-    low, high = facts.low - facts.margin, facts.high + facts.margin
+    low = facts.low - facts.margin
+    high = facts.high + facts.margin
     distance = np.maximum(low - actions, actions - high).reshape(-1, facts.width).max(0)
     outside = {facts.names[i]: float(distance[i]) for i in np.flatnonzero(distance > 0)}
     if outside and bounds == "error":
@@ -168,7 +169,8 @@ def predict(policy: Policy, prepared: Sequence[Prepared]) -> list[np.ndarray]:
             executing = move(_join([other.executing for other in prepared]))
             actions = policy.continue_chunk(batch, draws, executing, first.delay, first.steps, first.horizon)
     rows = actions.float().cpu().numpy()
-    chunks, start = [], 0
+    chunks = []
+    start = 0
     for other in prepared:
         count = len(other.batch[TASK])
         actions_of_robot: np.ndarray = rows[start : start + count, :, : other.width]

@@ -81,7 +81,8 @@ def host_values() -> Iterator[None]:
         yield
 
 
-STATES, STATES_IS_PAD = "state_history", "state_history_is_pad"
+STATES = "state_history"
+STATES_IS_PAD = "state_history_is_pad"
 """Keys of the states over time, [B, T, S], and of their padding, bool [B, T]."""
 
 

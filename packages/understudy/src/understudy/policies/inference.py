@@ -179,7 +179,9 @@ class RobotPolicy:
                 from a server. None: `act` draws the noise.
             position: position of the first step.
         """
-        self._histories, self._step, self.clamped = [], 0, {}
+        self._histories = []
+        self._step = 0
+        self.clamped = {}
         self._noise = None if seed is None else (seed, position)
         self._queue.clear()
         self._found.clear()
@@ -355,10 +357,12 @@ class RobotPolicy:
         with explained(self._reaction, lambda: self.check(observation, time=time)):
             batch = self._read(observation)
         self.check(observation, time=time)
-        rows, single = len(batch[TASK]), isinstance(observation[TASK], str)
+        rows = len(batch[TASK])
+        single = isinstance(observation[TASK], str)
         executing = None
         if previous is not None:
-            chunk, padded = policy.config.chunk, policy.config.action_dim
+            chunk = policy.config.chunk
+            padded = policy.config.action_dim
             executing = executing_actions(previous, rows, single, chunk, self.action_dim, padded)
         histories = None
         if self._windows():
@@ -381,7 +385,8 @@ class RobotPolicy:
 
     def _read(self, observation: Mapping[str, Any]) -> dict[str, Any]:
         """Read the present observation as a batch on the CPU, without the past."""
-        config, observation = self.policy.config, self._standard(observation)
+        config = self.policy.config
+        observation = self._standard(observation)
         if TASK not in observation:
             keys = sorted(observation)
             raise ValueError(f"the observation has {keys}, the policy needs {TASK!r}, '' for no instruction")

@@ -8,7 +8,8 @@ from understudy_client.contract.facts import RobotFacts, VectorFacts
 from understudy_client.contract.mismatch import printable
 from understudy_data.hub.cards import sign
 
-_MOST_NAMES, _MOST_TASKS = 40, 10
+_MOST_NAMES = 40
+_MOST_TASKS = 10
 
 
 def make_card(config: Record, weights: int, contract: Record | None) -> str:

@@ -112,7 +112,8 @@ class ObservationHistory:
         """
         last = self._kept[-1] if self._kept else None
         if last is None:
-            self._by_time, self._start = time is not None, time or 0.0
+            self._by_time = time is not None
+            self._start = time or 0.0
         if (time is not None) != self._by_time:
             raise ValueError(f"time is {time}; give the time of all observations of an episode or of none, or reset()")
         if time is None and self.fps is None:

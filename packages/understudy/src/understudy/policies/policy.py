@@ -301,7 +301,8 @@ class Policy(nn.Module):
         Raises:
             ValueError: names or shapes differ, or a weight is of integers.
         """
-        needed, parameters = self.state_dict(), dict(self.named_parameters(remove_duplicate=False))
+        needed = self.state_dict()
+        parameters = dict(self.named_parameters(remove_duplicate=False))
         check_state(needed, weights, {})
         for name in needed.keys() - parameters.keys():
             path, _, leaf = name.rpartition(".")

@@ -44,7 +44,9 @@ from understudy_data.hub.cards import is_unchanged
 from understudy_data.hub.download import fetch_model
 from understudy_data.hub.ids import SCHEME, model_id
 
-WEIGHTS, CONFIG, NORMALIZATION = "model.safetensors", "config.json", "normalisation.json"
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+NORMALIZATION = "normalisation.json"
 METADATA = "metadata"
 """Key of config.json with facts about the robots."""
 CONTRACT = "contract"
@@ -287,7 +289,8 @@ def type_problems(kind: type[Any], stored: Record) -> list[str]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    origin, inner = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    inner = get_args(hint)
     if origin is Annotated:
         return _fits(value, inner[0])
     if origin is Literal:
@@ -309,7 +312,8 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _words(hint: Any) -> str:
-    origin, inner = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    inner = get_args(hint)
     if origin is Annotated:
         return _words(inner[0])
     if origin is Literal:

@@ -21,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 from understudy_base.entry_points import load_entry_point
 from understudy_data.checksums import file_sha256
 
-FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Dtypes of weights, by their names in a file."""
 OTHERS = {
@@ -246,7 +247,8 @@ class StoredRows:
     def __init__(self, files: TensorReader, keys: Mapping[str, str]) -> None:
         """Read from `files`; keys: parameter -> its key there."""
         self.dtypes = {name: files.dtypes[key] for name, key in keys.items()}
-        self._files, self._keys = files, keys
+        self._files = files
+        self._keys = keys
 
     def __call__(self, name: str, start: int, stop: int) -> Tensor:
         """Read the rows [start, stop) of a parameter; raises as `WeightFiles.read` does."""
@@ -305,7 +307,9 @@ def fill_state(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], keys:
 
 def check_state(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], keys: Mapping[str, str]) -> None:
     """Raise ValueError unless tensors fill a state dict, see `fill_state`: each, of its shape, and no others."""
-    shapes, dtypes, used = stored_shapes(tensors), stored_dtypes(tensors), {keys.get(name, name) for name in state}
+    shapes = stored_shapes(tensors)
+    dtypes = stored_dtypes(tensors)
+    used = {keys.get(name, name) for name in state}
     for name, target in state.items():
         key = keys.get(name, name)
         if shapes.get(key) != tuple(target.shape):

@@ -42,7 +42,8 @@ def _statements(result: Mapping[str, Any]) -> list[str]:
 
 def _tables(result: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     """Return the tables of an account by title, the head first."""
-    sources, starts = result["sources"], [["step", "position", "batch", "ranks", "source", "share", "asked"]]
+    sources = result["sources"]
+    starts = [["step", "position", "batch", "ranks", "source", "share", "asked"]]
     for start in result.get("starts", ()):
         place = [start["step"], start["position"], start["batch"], start["world"]]
         pairs = zip(sources, start["shares"], start["weights"])

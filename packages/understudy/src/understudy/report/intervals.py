@@ -27,7 +27,8 @@ def t_quantile(degrees: int) -> float:
     """Return the quantile of Student's t with `degrees` degrees of freedom that an interval of 95 % needs."""
     if degrees > 2000:  # the difference to the normal quantile is below 1 in 1000
         return NormalDist().inv_cdf(_PROBABILITY)
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while _t_cdf(high, degrees) < _PROBABILITY:
         high *= 2
     for _ in range(80):
@@ -78,7 +79,8 @@ def paired_difference(
         return None
     loss, first = _residuals(sums, source)
     base, second = _residuals(other, source)
-    difference, count = loss - base, len(first)
+    difference = loss - base
+    count = len(first)
     if not count or not math.isfinite(difference):
         return None
     left = first - second
@@ -89,9 +91,11 @@ def paired_difference(
 def _residuals(sums: EpisodeSums, source: str | None) -> tuple[float, np.ndarray]:
     """Loss, and residual of each episode, float64 (E,)."""
     chosen = np.array([source is None or sums.names[number] == source for number in sums.source], bool)
-    losses, residual = [], np.zeros(int(chosen.sum()))
+    losses = []
+    residual = np.zeros(int(chosen.sum()))
     for term, weight in sums.weights.items():
-        values, counts = sums.sums[term][chosen], sums.counts[term][chosen]
+        values = sums.sums[term][chosen]
+        counts = sums.counts[term][chosen]
         if total := math.fsum(counts):
             mean = math.fsum(values) / total
             losses.append(weight * mean)
@@ -102,7 +106,8 @@ def _residuals(sums: EpisodeSums, source: str | None) -> tuple[float, np.ndarray
 def _t_cdf(t: float, degrees: int) -> float:
     """Distribution function for t > 0: the finite series of Abramowitz and Stegun, 26.7.3 and 26.7.4."""
     angle = math.atan(t / math.sqrt(degrees))
-    sine, square = math.sin(angle), math.cos(angle) ** 2
+    sine = math.sin(angle)
+    square = math.cos(angle) ** 2
     odd = degrees % 2
     term = math.cos(angle) if odd else 1.0
     total = 0.0

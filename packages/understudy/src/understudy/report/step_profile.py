@@ -94,7 +94,8 @@ def render_step(config: "TrainConfig", speed: Records, root: Path) -> Blocks:
 def _recorded(config: "TrainConfig", speed: Records) -> Block:
     """Render the median step, the waiting for data in it, and the rest."""
     steps = np.array([config.batch_size / record["samples_per_s"] for record in speed])
-    step, wait = float(np.median(steps)), float(np.median(steps * np.array([record["wait"] for record in speed])))
+    step = float(np.median(steps))
+    wait = float(np.median(steps * np.array([record["wait"] for record in speed])))
     parts = {"step": step, "of it waiting for data": wait, "everything else": step - wait}
     rows = [[name, milliseconds(seconds)] for name, seconds in parts.items()]
     return table([f"median of {len(speed)} logs", "per step"], rows)
@@ -110,7 +111,8 @@ def render_sources(order: Record, speed: Records) -> Block | None:
     Returns:
         None for a single source, and for a run without logged steps.
     """
-    sources, slots = order["sources"], order["schedule"][-1]["slots"]
+    sources = order["sources"]
+    slots = order["schedule"][-1]["slots"]
     if len(sources) < 2 or not speed:
         return None
     rate = float(np.median([record["samples_per_s"] for record in speed]))
@@ -128,9 +130,11 @@ def _time_card(profile: "Profile") -> Block:
     """Render the phases of a step, one after the other, and the step as in training below them."""
     several = profile.conditions["ranks"] > 1
     whole = max(profile.step_s, sum(max(0.0, phase.worst) for phase in profile.phases.values()))
-    rows, end = [], 0.0
+    rows = []
+    end = 0.0
     for name, phase in profile.phases.items():
-        start, end = end, end + max(0.0, phase.worst)
+        start = end
+        end = end + max(0.0, phase.worst)
         ranks = [f"rank {phase.rank}", milliseconds(phase.mean)] if several else []
         rows.append([name, milliseconds(phase.worst), *ranks, interval_bar(start / whole, None, end / whole)])
     rest = ["", ""] if several else []
@@ -149,7 +153,8 @@ def _memory_card(profile: "Profile") -> Block:
 
 def explain_difference(profile: "Profile") -> str:
     """Explain the difference between the time of a step in training and the sum of its phases."""
-    timed, plain = profile.timed_step_s, profile.step_s
+    timed = profile.timed_step_s
+    plain = profile.step_s
     measured = "The phases were timed in other steps than the figures above"
     if plain <= timed:
         return f"{measured}, with the device synchronised at both ends of each, so nothing overlaps there."

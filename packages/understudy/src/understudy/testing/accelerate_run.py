@@ -29,7 +29,9 @@ class StepSampler(Sampler[int]):
     """
 
     def __init__(self, frames: int) -> None:
-        self.frames, self.epoch, self.start = frames, 0, 0
+        self.frames = frames
+        self.epoch = 0
+        self.start = 0
 
     def resume(self, step: int, batch: int, world: int) -> None:
         steps_per_epoch = -(-self.frames // (batch * world))
@@ -45,7 +47,8 @@ class StepSampler(Sampler[int]):
     def __iter__(self):
         generator = torch.Generator().manual_seed(1000 + self.epoch)
         order = torch.randperm(self.frames, generator=generator).tolist()
-        start, self.start = self.start, 0
+        start = self.start
+        self.start = 0
         self.epoch += 1
         yield from order[start:]
 

@@ -58,7 +58,8 @@ def trained(out: Path, until: int) -> tuple[Counter[tuple[int, int, int]], set[i
     for file in out.with_name(out.name + ".samples").iterdir():
         for session, step, skipped, samples in map(json.loads, file.read_text().splitlines()):
             steps.setdefault(step, {}).setdefault(session, []).append((skipped, samples))
-    counts, lost = Counter[tuple[int, int, int]](), set()
+    counts = Counter[tuple[int, int, int]]()
+    lost = set()
     for step, sessions in steps.items():
         for skipped, samples in sessions[max(sessions)] if step <= until else ():  # the last computation counts
             if skipped:
@@ -74,7 +75,8 @@ def damage(dataset: Path, *frames: int) -> None:
     packets = open_packets(str(video))
     content = bytearray(video.read_bytes())
     for frame in frames:
-        begin, size = int(packets.index.offset[frame]), int(packets.index.size[frame])
+        begin = int(packets.index.offset[frame])
+        size = int(packets.index.size[frame])
         content[begin + 5 : begin + size] = b"\xff" * (size - 5)
     packets.close()
     video.write_bytes(bytes(content))

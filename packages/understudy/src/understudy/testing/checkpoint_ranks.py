@@ -102,9 +102,11 @@ def reshard(root: Path, pairs: bool) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     written = sorted(root.glob("*"))
     for number, storage in enumerate(STORAGES):
-        training, name = Training(storage), f"{storage}-{dist.get_world_size()}"
+        training = Training(storage)
+        name = f"{storage}-{dist.get_world_size()}"
         for folder in written if pairs else written[number::3]:
-            path, tensors = checkpoint.find_latest(folder), training.tensors()
+            path = checkpoint.find_latest(folder)
+            tensors = training.tensors()
             assert path is not None
             for tensor in tensors.values():
                 tensor.detach().zero_()
@@ -160,7 +162,8 @@ def flipped(root: Path) -> str:
     """Flip a bit in each file of a checkpoint, one after the other; this rank's errors, a line each."""
     dist.init_process_group("gloo")
     training = Training("fsdp2")
-    saver, errors = Saver(root, keep_last=1), []
+    saver = Saver(root, keep_last=1)
+    errors = []
     saver.save(1, training.tensors(), {})
     path = root / "step-00000001"
     for name in ("__0_0.distcp", "__1_0.distcp", ".metadata"):
@@ -234,7 +237,8 @@ def no_permission(folder: Path) -> Iterator[None]:
     if rank() != 0:
         yield
         return
-    user, mode = os.geteuid(), folder.stat().st_mode
+    user = os.geteuid()
+    mode = folder.stat().st_mode
     folder.chmod(0o555)
     if user == 0:
         os.seteuid(65534)
@@ -264,7 +268,8 @@ def full_disk(root: Path) -> list[str]:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", root], check=True, capture_output=True)
     dist.barrier()
     try:
-        saver, errors = Saver(root, keep_last=3, background=True), []
+        saver = Saver(root, keep_last=3, background=True)
+        errors = []
         for step, floats in ((1, 40_000), (2, 200_000), (3, 40_000)):
             try:
                 saver.save(step, {"weights/a": torch.full((floats,), float(step))}, {})
@@ -290,7 +295,10 @@ def background(root: Path) -> dict[str, Any]:
     training.fill()
     expected = digest(training.tensors())
     saver = Saver(root, keep_last=5, background=True)
-    plain, may_go_on, in_flight, most = os.fsync, threading.Event(), [0], [0]
+    plain = os.fsync
+    may_go_on = threading.Event()
+    in_flight = [0]
+    most = [0]
 
     def slow(handle: int) -> None:
         in_flight[0] += 1

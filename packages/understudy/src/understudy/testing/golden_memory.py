@@ -42,7 +42,9 @@ SIZES: dict[str, Any] = {
     "mem": {"frames": 4, "every": 2},
 }
 SEEDS = {"pi05_memory": 7, "pi0_memory": 70}
-DELAY, LENGTHS, TIMES = [0, 2, 4], [8, 5, 2], [0.1, 0.55, 0.97]
+DELAY = [0, 2, 4]
+LENGTHS = [8, 5, 2]
+TIMES = [0.1, 0.55, 0.97]
 CAMERAS = [[True, True], [False, True], [True, False]]
 FRAMES = [[True, True, True, True], [False, False, True, True], [True, False, True, True]]
 
@@ -65,7 +67,9 @@ def draw_weights(adaptive: bool, seed: int) -> dict[str, Tensor]:
 
 def draw_inputs(seed: int) -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(1000 + seed)
-    batch, side, shape = len(DELAY), SIZES["vision"]["image"], (SIZES["chunk"], SIZES["dim"])
+    batch = len(DELAY)
+    side = SIZES["vision"]["image"]
+    shape = (SIZES["chunk"], SIZES["dim"])
 
     def pixels(*leading: int) -> Tensor:
         return torch.rand(*leading, 3, side, side, generator=draw) * 2 - 1
@@ -93,7 +97,8 @@ def evaluate(network: NaivePi0, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The reference, computed in float64 and stored in float32."""
     each = zip(samples(inputs), inputs["delay"].tolist())
     found = {"loss_clean_prefix": torch.stack([network.flow_loss(sample, delay) for sample, delay in each])}
-    frames, every = SIZES["mem"]["frames"], SIZES["mem"]["every"]
+    frames = SIZES["mem"]["frames"]
+    every = SIZES["mem"]["every"]
     for count in range(1, frames + 1):
         rows = [
             network.video_features(list(video[-count:].double()), mask[-count:].tolist(), every)
@@ -106,7 +111,8 @@ def evaluate(network: NaivePi0, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 def write(folder: Path, kind: type[NaivePi0] = NaivePi0) -> None:
     """Write a folder of golden files; `kind` computes the reference."""
     name = folder.name
-    weights, inputs = draw_weights(name.startswith("pi05"), SEEDS[name]), draw_inputs(SEEDS[name])
+    weights = draw_weights(name.startswith("pi05"), SEEDS[name])
+    inputs = draw_inputs(SEEDS[name])
     network = kind({key: value.double() for key, value in weights.items()}, SIZES)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sizes.json").write_text(json.dumps(SIZES, indent=2) + "\n")

@@ -206,7 +206,8 @@ def attempt(kind: Kind, number: int, data: Path, out: Path, victim: Victim | Non
     held = socket.socket()  # until the ranks have ended
     port = str(reserved(held))
     tally.attempts += 1
-    started, ranks = time.monotonic(), []
+    started = time.monotonic()
+    ranks = []
     for rank in range(world):
         reading, writing = os.pipe()
         child = os.fork()
@@ -314,7 +315,8 @@ def lineage(kind: Kind, whole: Whole, data: Path, out: Path, kills: int, draw: r
     while killed < kills and number < 4 * kills:
         rank = draw.randrange(kind.worlds[number % len(kind.worlds)])
         # A resumed run has fewer steps left.
-        steps, reached = whole.digests, checkpoint.list_steps(out / "checkpoints")
+        steps = whole.digests
+        reached = checkpoint.list_steps(out / "checkpoints")
         left = 1 - (reached[-1] if reached else 0) / max(steps)
         if killed % 3 == 0:
             victim = Victim(rank, in_save=draw.randrange(1, 8 if rank == 0 else 3))
@@ -360,7 +362,8 @@ def _compare(kind: Kind, whole: Whole, out: Path, tally: Tally) -> None:
         if len(kind.worlds) == 1:
             same_run(whole.out, out)
         else:  # position-exact: sums are rounded in another sequence
-            one, two = series(whole.out), series(out)
+            one = series(whole.out)
+            two = series(out)
             assert [r["step"] for r in one] == [r["step"] for r in two]
             assert all(abs(a["loss"] - b["loss"]) < 1e-3 * a["loss"] for a, b in zip(one, two))
         config = RunDir(out).settings()
@@ -377,17 +380,21 @@ def torn() -> None:
 
 def main(data: Path, out: Path, kinds: tuple[Kind, ...], kills: int, per_run: int, seed: int) -> dict[str, Any]:
     """Kill `kills` times, in runs of all `kinds` in turn, each killed `per_run` times."""
-    draw, tally, wholes = random.Random(seed), Tally(), dict[Kind, Whole]()
+    draw = random.Random(seed)
+    tally = Tally()
+    wholes = dict[Kind, Whole]()
     if any(kind.policy != "flow" for kind in kinds):
         write_tokenizers(data.parent)
-    began, number = time.monotonic(), 0
+    began = time.monotonic()
+    number = 0
     while tally.kills < kills and not tally.wrong:
         kind = kinds[number % len(kinds)]
         if kind not in wholes:
             wholes[kind] = uninterrupted(kind, data, out / f"whole-{len(wholes)}", tally)
             if tally.wrong:
                 break
-        name, left = out / f"killed-{number}", min(per_run, kills - tally.kills)
+        name = out / f"killed-{number}"
+        left = min(per_run, kills - tally.kills)
         lineage(kind, wholes[kind], data, name, left, draw, tally)
         number += 1
     return {**vars(tally), "kinds": [str(kind) for kind in kinds], "seconds": time.monotonic() - began}

@@ -13,7 +13,8 @@ from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_kit.config.dataset import SourceConfig
 from understudy_kit.config.schema import override
 
-TOP, WRIST = "observation.images.top", "observation.images.wrist"
+TOP = "observation.images.top"
+WRIST = "observation.images.wrist"
 NAMES = ("wide", "two", "small")
 WEIGHTS = (3.0, 2.0, 1.0)
 

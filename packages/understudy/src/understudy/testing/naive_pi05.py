@@ -116,8 +116,10 @@ class NaivePi0:
 
     def patches(self, image: Tensor) -> Tensor:
         """Image [3, H, W] -> [tokens, width]: one product a patch, row by row, plus the position's own vector."""
-        side, name = self.sizes["vision"]["patch"], f"{VISION}embeddings."
-        kernel, bias = self.weights[f"{name}patch_embedding.weight"], self.weights[f"{name}patch_embedding.bias"]
+        side = self.sizes["vision"]["patch"]
+        name = f"{VISION}embeddings."
+        kernel = self.weights[f"{name}patch_embedding.weight"]
+        bias = self.weights[f"{name}patch_embedding.bias"]
         places = [(y, x) for y in range(0, image.shape[1], side) for x in range(0, image.shape[2], side)]
         rows = [(kernel * image[None, :, y : y + side, x : x + side]).sum((1, 2, 3)) + bias for y, x in places]
         return torch.stack(rows) + self.weights[f"{name}position_embedding.weight"]
@@ -170,7 +172,8 @@ class NaivePi0:
         return self.project(tokens[last])
 
     def space_time_layer(self, index: int, tokens: list[Tensor], valid: list[bool]) -> list[Tensor]:
-        layer, last = f"{VISION}encoder.layers.{index}.", len(tokens) - 1
+        layer = f"{VISION}encoder.layers.{index}."
+        last = len(tokens) - 1
         heads = []
         for frame, x in enumerate(tokens):
             aged = x + self.age_embedding(last - frame, x.shape[1])
@@ -179,7 +182,8 @@ class NaivePi0:
         for frame, x in enumerate(tokens):
             q, k, _ = heads[frame]
             seen = [past for past in self.frames_seen(frame, last) if valid[past] or past == frame]
-            over_time, mixed = torch.zeros_like(q), torch.zeros_like(q)
+            over_time = torch.zeros_like(q)
+            mixed = torch.zeros_like(q)
             for head in range(q.shape[1]):
                 for i in range(q.shape[0]):
                     past_keys = torch.stack([heads[past][1][i, head] for past in seen])
@@ -286,7 +290,8 @@ class NaivePi0:
         insulated: bool,
     ) -> dict[str, Tensor]:
         names = {"vlm": f"{VLM}layers.{index}.", "expert": f"{EXPERT}layers.{index}."}
-        heads, kv_heads = self.sizes["vlm"]["num_heads"], self.sizes["vlm"]["num_kv_heads"]
+        heads = self.sizes["vlm"]["num_heads"]
+        kv_heads = self.sizes["vlm"]["num_kv_heads"]
         queries: list[Tensor] = []
         keys: list[Tensor] = []
         values: list[Tensor] = []
@@ -338,7 +343,8 @@ class NaivePi0:
         """Cross-entropy of each `response` and `fast` token, given all tokens that come before it."""
         found = self.run(sample, None, [], insulated)
         rows = {"response": sample.response, "fast": sample.fast}
-        before, losses = found["prefix"][-1:], {}
+        before = found["prefix"][-1:]
+        losses = {}
         for kind, tokens in rows.items():
             if tokens:
                 inputs = torch.cat([before, found[kind][:-1]])
@@ -354,7 +360,8 @@ class NaivePi0:
 
         The velocity is the noise in dimensions that are not `own`, bool [dim].
         """
-        x, sample = sample.noise, replace(sample, prefix=self.prefix(sample))
+        x = sample.noise
+        sample = replace(sample, prefix=self.prefix(sample))
         count = 0 if clean is None else len(clean)
         for time in euler_times(steps):
             if clean is not None:
@@ -376,7 +383,8 @@ class NaivePi0:
 
         Dimensions that are not `own`, bool [dim], stay at time * noise, as in training.
         """
-        x, sample = sample.noise, replace(sample, prefix=self.prefix(sample).detach())
+        x = sample.noise
+        sample = replace(sample, prefix=self.prefix(sample).detach())
         real = torch.ones(x.shape[-1], dtype=torch.bool) if own is None else own
         for time in euler_times(steps):
             x = torch.where(real, x, time * sample.noise)

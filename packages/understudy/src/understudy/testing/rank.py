@@ -20,7 +20,9 @@ KEYS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "
 
 
 def main() -> int:
-    folder, words, rank = Path(sys.argv[1]), sys.argv[2:], int(os.environ["RANK"])
+    folder = Path(sys.argv[1])
+    words = sys.argv[2:]
+    rank = int(os.environ["RANK"])
     word = words[min(rank, len(words) - 1)]
     got: list[int] = []
     if word in ("stay", "speak"):

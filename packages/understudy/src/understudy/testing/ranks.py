@@ -57,8 +57,10 @@ def outcomes_in_ranks(
     Returns ("returned", value), ("raised", traceback), ("died", exit code) or ("hung", None) by rank."""
     held = socket.socket()
     place = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": reserved(held)}
-    file, name = inspect.getfile(function), function.__qualname__
-    started, ends = [], []
+    file = inspect.getfile(function)
+    name = function.__qualname__
+    started = []
+    ends = []
     # The server has the environment and the arithmetic threads of its start.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for rank in range(world):

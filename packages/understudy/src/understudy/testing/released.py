@@ -2,13 +2,18 @@
 
 from typing import Any
 
-P, E = "paligemma_with_expert.paligemma.", "paligemma_with_expert.gemma_expert."
-T, L = f"{P}model.vision_tower.vision_model.", f"{P}model.language_model."
+P = "paligemma_with_expert.paligemma."
+E = "paligemma_with_expert.gemma_expert."
+T = f"{P}model.vision_tower.vision_model."
+L = f"{P}model.language_model."
 
 
 def released_shapes(sizes: Any) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor of a released file of these sizes."""
-    v, vlm, expert, dim = sizes.vision, sizes.vlm, sizes.expert, sizes.dim
+    v = sizes.vision
+    vlm = sizes.vlm
+    expert = sizes.expert
+    dim = sizes.dim
     found: dict[str, tuple[int, ...]] = {}
 
     def linear(name: str, into: int, out: int, bias: bool = True) -> None:
@@ -35,7 +40,8 @@ def released_shapes(sizes: Any) -> dict[str, tuple[int, ...]]:
     linear(f"{P}lm_head", vlm.width, sizes.vocab, bias=False)
     linear(f"{E}lm_head", expert.width, sizes.vocab, bias=False)
     for tower, first, adaptive in ((vlm, L, False), (expert, f"{E}model.", sizes.adaptive)):
-        queries, keys = tower.num_heads * tower.head_dim, tower.num_kv_heads * tower.head_dim
+        queries = tower.num_heads * tower.head_dim
+        keys = tower.num_kv_heads * tower.head_dim
         norms = [f"{first}norm"]
         for i in range(tower.depth):
             layer = f"{first}layers.{i}."

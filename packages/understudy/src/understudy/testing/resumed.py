@@ -67,7 +67,8 @@ def stops(config: TrainConfig, out: Path) -> dict[str, Any]:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")  # around all of them: ranks cannot use one port twice
-    rank, results = dist.get_rank(), {}
+    rank = dist.get_rank()
+    results = {}
 
     def named(name: str) -> TrainConfig:
         return replace(config, output_dir=str(out / name))

@@ -96,7 +96,8 @@ def same_run(one: Path, two: Path) -> None:
     """Assert that two runs trained the same: every record and every tensor, bit for bit."""
     for kind in ("train", "val"):
         assert series(one, kind) == series(two, kind)
-    first, second = final_tensors(one), final_tensors(two)
+    first = final_tensors(one)
+    second = final_tensors(two)
     assert first.keys() == second.keys()
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
     imagined = [RunDir(root).imagined for root in (one, two)]

@@ -97,7 +97,8 @@ class _File(ast.NodeVisitor):
         self.visit(tree)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        before, self._class = self._class, self._wanted.get(node.name)
+        before = self._class
+        self._class = self._wanted.get(node.name)
         self.generic_visit(node)
         self._class = before
 

@@ -71,7 +71,8 @@ def cluster() -> Iterator[Cluster]:
 
 
 def _running(folder: Path) -> Iterator[Cluster]:
-    user, port = getpass.getuser(), [_free_port() for _ in range(3)]
+    user = getpass.getuser()
+    port = [_free_port() for _ in range(3)]
     secret = folder / "secret"
     secret.mkdir(mode=0o700)
     for name in ("open", "state", "spool"):
@@ -111,7 +112,8 @@ PartitionName=all Nodes={",".join(HOSTS)} Default=YES MaxTime=INFINITE State=UP
         + "\n".join(hosts)
         + "\n"
     )
-    made, started = Cluster(folder), list[subprocess.Popen[bytes]]()
+    made = Cluster(folder)
+    started = list[subprocess.Popen[bytes]]()
 
     def start(name: str, *arguments: str) -> None:
         with (folder / f"{name}-{len(started)}.out.log").open("wb") as log:

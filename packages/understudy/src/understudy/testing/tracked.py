@@ -55,12 +55,16 @@ def in_wandb(root: Path) -> Rows:
     from wandb.proto.wandb_internal_pb2 import Record
 
     (file,) = (root / "wandb").glob("offline-run-*/run-*.wandb")
-    data, at, part, rows = file.read_bytes(), 7, b"", {}
+    data = file.read_bytes()
+    at = 7
+    part = b""
+    rows = {}
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:  # no header fits into the rest of a block
             at += 32768 - at % 32768
             continue
-        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        size = int.from_bytes(data[at + 4 : at + 6], "little")
+        kind = data[at + 6]
         part += data[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):  # whole, or the last piece

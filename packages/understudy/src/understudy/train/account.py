@@ -64,7 +64,8 @@ class Account:
         record = run.read_record()
         best = record["settings"]["checkpoint"]["keep_best"]
         state = checkpoint.read_state(find_checkpoint(run.checkpoints, step, best))
-        spec, updates = current_spec(record, state), state.get("updates", ())
+        spec = current_spec(record, state)
+        updates = state.get("updates", ())
         entries = recorded_sources(record, updates)
         frames, sources = read_all_frames(run, record, updates)
         trained = [frames["rows"][(frames["source"] == n) & (frames["part"] == TRAINING)] for n in range(len(entries))]
@@ -72,7 +73,8 @@ class Account:
         order = Order.from_json(spec, datasets)
         of = np.array([entry.get("of", number) for number, entry in enumerate(entries)])
         frames["source"] = of[frames["source"]]
-        starts, spans = state.get("starts"), []
+        starts = state.get("starts")
+        spans = []
         if not starts or starts[0]["step"]:
             raise ConfigError(f"{root}: has no account of its first steps, which an earlier version of understudy made")
         for start, end in zip(starts, [*starts[1:], state], strict=True):
@@ -104,7 +106,8 @@ class Account:
 
     def samples(self, spans: Sequence[Span], world_size: int = 1) -> Iterator[Samples]:
         """Yield the samples of some steps, substitutes in their places; those of skipped steps weigh 0."""
-        positions, frames = np.array([entry.position for entry in self.substitutes], np.int64), self.frames
+        positions = np.array([entry.position for entry in self.substitutes], np.int64)
+        frames = self.frames
         for block in rows_of(self.order.locate, spans, world_size):
             block = block._replace(source=self.of[block.source])
             low, high = np.searchsorted(positions, [block.position[0], block.position[-1] + 1])

@@ -37,7 +37,9 @@ class FrameCounts:
     def __init__(self, names: Sequence[str], source: np.ndarray, rows: np.ndarray, task: np.ndarray) -> None:
         self.names = names
         self._keys, first, inverse = np.unique(source * STRIDE + rows[:, 0], return_index=True, return_inverse=True)
-        self.source, self.episode, self.task = source[first], rows[first, 0], task[first]
+        self.source = source[first]
+        self.episode = rows[first, 0]
+        self.task = task[first]
         """(E,): of each episode, in the sequence of the sources, ascending."""
         lengths = np.zeros(len(first), np.int64)
         np.maximum.at(lengths, inverse, rows[:, 2])
@@ -79,13 +81,15 @@ class FrameCounts:
                 raise ConfigError(f"{name}: {text!r}: {error}; {fix}") from None
             marked = np.isin(self.episode, ids) & (self.source == numbers[0])
             self.marks[name] |= marked
-            size, held = len(ids), int(marked.sum())
+            size = len(ids)
+            held = int(marked.sum())
             unknown += [f"{size - held} of {text}" if held else text] * (held < max(1, size))
         return unknown
 
     def count(self, blocks: Iterable[Samples], total: int) -> dict[str, Any]:
         """Count the samples of blocks, and return their figures."""
-        begin, skipped = time.perf_counter(), 0
+        begin = time.perf_counter()
+        skipped = 0
         with Progress(total, "audit", "sample") as progress:
             for block in blocks:
                 chosen = np.flatnonzero(block.weight > 0)
@@ -99,7 +103,8 @@ class FrameCounts:
                         }
                         self.first[mark] = {"source": self.names[block.source[hit[0]]], **place}
                 progress.update(len(block.weight))
-        seconds, table = time.perf_counter() - begin, self.table()
+        seconds = time.perf_counter() - begin
+        table = self.table()
         result: dict[str, Any] = {
             "samples": int(table["samples"].sum()),
             "not_trained": skipped,
@@ -152,7 +157,8 @@ class FrameCounts:
         for start in range(0, int(self.begins[-1]), GROUP):
             number = np.arange(start, min(start + GROUP, int(self.begins[-1])))
             row = np.searchsorted(self.begins, number, side="right") - 1
-            names, frame = np.array(self.names)[self.source[row]], number - self.begins[row]
+            names = np.array(self.names)[self.source[row]]
+            frame = number - self.begins[row]
             yield {"source": names, "episode": self.episode[row], "frame": frame, "samples": self.counts[number]}
 
 
@@ -168,15 +174,20 @@ def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict
         ConfigError: there is no such checkpoint, or the files of the run contradict each other.
     """
     account = Account.open(root, step)
-    state, frames, data = account.state, account.frames, account.state["settings"]["data"]
-    part, used = frames["part"], frames["part"] <= VALIDATION
+    state = account.state
+    frames = account.frames
+    data = account.state["settings"]["data"]
+    part = frames["part"]
+    used = frames["part"] <= VALIDATION
     counts = FrameCounts(list(account.sources), *(frames[name][used] for name in ("source", "rows", "task")))
     counts.parts = [frames[name][part == TASK] for name in ("source", "rows", "task")]
     roots = [source["root"] for source in data["sources"]] or [data["root"]]
     dataset = np.array([roots.index(place) for place in roots]) * STRIDE  # sources may be parts of one dataset
-    episodes, episode = dataset[frames["source"]] + frames["episode"], dataset[counts.source] + counts.episode
+    episodes = dataset[frames["source"]] + frames["episode"]
+    episode = dataset[counts.source] + counts.episode
     counts.marks["validation"] = np.isin(episode, episodes[part == VALIDATION])
-    unknown, delivered = counts.mark("without", without), np.zeros((len(account.spans), len(roots)), np.int64)
+    unknown = counts.mark("without", without)
+    delivered = np.zeros((len(account.spans), len(roots)), np.int64)
 
     def blocks() -> Iterator[Samples]:
         for number, span in enumerate(account.spans):
@@ -192,7 +203,8 @@ def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict
         start["shares"] = (samples / max(1, int(samples.sum()))).tolist()
         start.pop("versions", None)
         start["weights"] = (account.by_source(start["weights"]) / sum(start["weights"])).tolist()
-    withdrawn, first = counts.marks["without"], result["without"]["first"]
+    withdrawn = counts.marks["without"]
+    first = result["without"]["first"]
     result["without"] |= {
         "unknown": unknown,
         "in_statistics": bool(
@@ -228,7 +240,10 @@ def audit_file(
     Raises:
         ConfigError: no step is below `step`, or the file has no steps.
     """
-    file, keys, stops, last = OrderFile(path), np.empty(0, np.int64), np.empty(0, np.int64), -1
+    file = OrderFile(path)
+    keys = np.empty(0, np.int64)
+    stops = np.empty(0, np.int64)
+    last = -1
     if step != "latest" and not file.has_steps:
         raise ConfigError(f"checkpoint: {path} has no column `step`; leave it out")
 

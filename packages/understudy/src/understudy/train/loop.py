@@ -53,7 +53,8 @@ def run_steps(
     Raises:
         ValidationFailed: validation frames cannot be read; the checkpoint of the step is saved.
     """
-    config, mesh = state.config, state.mesh
+    config = state.config
+    mesh = state.mesh
     if state.step >= config.steps:
         if mesh.rank == 0:
             logger.info("resume: all %s steps are done; --steps trains for longer", config.steps)
@@ -88,7 +89,8 @@ def run_steps(
                 log.sync()  # the metrics are on disk before the checkpoint that depends on them
                 loader.sync()
                 saved = _checkpoint_state(state, loader, result)
-                tensors, frozen = state.tensors(), precision.frozen_names(state.policy)
+                tensors = state.tensors()
+                frozen = precision.frozen_names(state.policy)
                 best = _best_of(state, tensors, saved) if is_best else None
                 if save:
                     saver.save(state.step, tensors, saved, frozen, best)
@@ -136,7 +138,8 @@ def _best_of(state: TrainState, tensors: dict[str, torch.Tensor], saved: Record)
 
 def gather_weights(state: TrainState) -> dict[str, torch.Tensor]:
     """Gather the weights to export on rank 0, whole, float32, adapters merged; all ranks call this together."""
-    whole, tensors = dict[str, torch.Tensor](), state.tensors()
+    whole = dict[str, torch.Tensor]()
+    tensors = state.tensors()
     for name, stored in precision.export_names(tensors).items():
         tensor = tensors[stored]
         full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # a collective: on every rank
@@ -188,7 +191,9 @@ class StepRunner:
     """Runs steps, collects their results until they are logged, and shows a progress line on rank 0."""
 
     def __init__(self, state: TrainState, loader: Loader, log: MetricsLog) -> None:
-        self._state, self._loader, self._log = state, loader, log
+        self._state = state
+        self._loader = loader
+        self._log = log
         self._pending: list[tuple[int, float, dict[str, int], StepResult]] = []
         self._firsts: list[int] = []  # first position of each batch since the last log
         self._parts: list[PartCounts | None] = []
@@ -205,7 +210,8 @@ class StepRunner:
         self._firsts.append(self._loader.position)
         with timer("data wait"):
             batch = next(self._loader)
-        lr, result = self._state.lr, self._state.train_step(batch, timer)
+        lr = self._state.lr
+        result = self._state.train_step(batch, timer)
         self._pending.append((self._state.step, lr, count_cuts(batch), result))
         self._parts.append(self._state.part_counts)
         self._bar.update()
@@ -294,9 +300,11 @@ class StepRunner:
         if in_groups := [result.groups for result in results if result.groups is not None]:
             tensors.append(self._state.mesh.sum(torch.stack(in_groups)).flatten(1))
         values = torch.cat(tensors, dim=1).cpu().numpy()
-        terms, width = len(self._state.weights), 3 + 2 * len(self._state.weights)
+        terms = len(self._state.weights)
+        width = 3 + 2 * len(self._state.weights)
         sums = values[:, width:].reshape(len(results), 2, -1, terms)  # [N, 2, G, K]
-        groups, low = dict[str, dict[str, np.ndarray]](), 0
+        groups = dict[str, dict[str, np.ndarray]]()
+        low = 0
         for kind, names in self._state.groups.items():
             groups[kind] = {name: sums[:, :, low + number] for number, name in enumerate(names)}
             low += len(names)
@@ -367,7 +375,9 @@ class CutSamples:
     """
 
     def __init__(self, mesh: Mesh, batch_size: int, write: Callable[[str], None]) -> None:
-        self._mesh, self._batch_size, self._write = mesh, batch_size, write
+        self._mesh = mesh
+        self._batch_size = batch_size
+        self._write = write
         self._cut: Counter[str] = Counter()
         self._steps = 0
 

@@ -37,7 +37,8 @@ def check_filled_weights(policy: Policy, mesh: Mesh, free: int | None = None) ->
 
 
 def _check_host(policy: Policy, mesh: Mesh, size: int, free: int | None) -> None:
-    needed, available = size * mesh.local_world_size, available_memory() if free is None else free
+    needed = size * mesh.local_world_size
+    available = available_memory() if free is None else free
     if needed > available:
         count = sum(weight.numel() for weight in policy.parameters())
         raise ConfigError(

@@ -92,7 +92,8 @@ def cut_batch(
     Raises:
         ConfigError: a sample has more tokens than `max_num_tokens`.
     """
-    samples, tokens = len(batch[ACTION]), policy.tokens(batch)
+    samples = len(batch[ACTION])
+    tokens = policy.tokens(batch)
     if config.max_num_tokens is None and config.max_samples is None:
         spans = even_spans(samples, num_micro_batches(config, mesh))
     else:
@@ -129,7 +130,9 @@ def fill_spans(
     """
     if max_num_tokens is not None and tokens is None:
         raise ConfigError(f"max_num_tokens: {max_num_tokens}: this policy has no tokens; set max_samples")
-    spans, low, total = list[Span](), 0, 0
+    spans = list[Span]()
+    low = 0
+    total = 0
     for number in range(samples):
         size = 0 if tokens is None or max_num_tokens is None else tokens[number]
         if max_num_tokens is not None and size > max_num_tokens:
@@ -140,7 +143,8 @@ def fill_spans(
         over = max_num_tokens is not None and total + size > max_num_tokens
         if number > low and (over or number - low == max_samples):
             spans.append((low, number))
-            low, total = number, 0
+            low = number
+            total = 0
         total += size
     return [*spans, (low, samples)]
 
@@ -214,7 +218,8 @@ def check_budget(policy: Policy, config: "TrainConfig", data: "RunData") -> None
 
 def largest_tokens(policy: Policy, config: "TrainConfig", data: "RunData") -> Sequence[int] | None:
     """Return the tokens of the largest possible sample of each source; None: the policy has no tokens."""
-    rows, network = len(data.names), policy.config
+    rows = len(data.names)
+    network = policy.config
     windows = config.policy.windows(config.data.actions_per_chunk, data.cameras)
     steps = config.policy.state_times or windows.get(STATE, ())
     times = (len(steps),) if steps else ()

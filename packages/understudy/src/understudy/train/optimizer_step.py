@@ -108,7 +108,9 @@ def optimizer_step(
             parameters. Samples have weights, and the policy counts elements per batch only.
     """
     optimizer.zero_grad()
-    terms, factors, of_groups = list(weights), list(weights.values()), list[Tensor]()
+    terms = list(weights)
+    factors = list(weights.values())
+    of_groups = list[Tensor]()
     with timer("communication"):
         elements = sum_counts(policy, [p for p in parts if not isinstance(p, IdleMicroBatch)], terms, mesh)  # [K]
         counts = elements.masked_fill(elements == 0, 1)

@@ -55,7 +55,8 @@ def find_moved(config: TrainConfig, root: Path, output_dir: str) -> TrainConfig:
         root: present folder of the run.
         output_dir: its folder when it was started, as config.yaml holds it.
     """
-    present, original = os.path.abspath(root), os.path.normpath(output_dir)
+    present = os.path.abspath(root)
+    original = os.path.normpath(output_dir)
 
     def place(path: str) -> str:
         if os.path.isabs(path) and not os.path.exists(path):
@@ -100,7 +101,8 @@ def with_local_files(config: TrainConfig) -> TrainConfig:
         ConfigError: a repository or a file of it cannot be fetched.
         MissingExtraError: the extra `hub` is not installed.
     """
-    policy, paths = config.policy, dict[str, Any]()
+    policy = config.policy
+    paths = dict[str, Any]()
     for field, patterns in {**policy.FILES, **policy.START_FILES}.items():
         if address := model_id(str(getattr(policy, field))):
             paths[field] = str(_fetch(field, address.name, address.revision, patterns, required=field in policy.FILES))

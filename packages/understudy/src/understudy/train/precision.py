@@ -98,7 +98,8 @@ def make_optimizer(policy: Policy, config: "TrainConfig", masters: Mapping[str, 
 
     Split weights are updated by the compiled kernel on a GPU with a compiler, else by its specification.
     """
-    optim, device = config.optim, next(policy.parameters()).device
+    optim = config.optim
+    device = next(policy.parameters()).device
     optimizer = Float32AdamW(
         parameter_groups(
             [(name, p) for name, p in policy.named_parameters() if p.requires_grad],
@@ -188,7 +189,8 @@ def table(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None,
 
     def row(label: str, params: list[Tensor], gradients: bool) -> None:
         state = [t for p in params for kind, t in optimizer.state.get(p, {}).items() if kind != "step"]
-        count, local_count = sum(p.numel() for p in params), sum(local(p).numel() for p in params)
+        count = sum(p.numel() for p in params)
+        local_count = sum(local(p).numel() for p in params)
         due = [(p, grad_dtype(p)) for p in params] if gradients else []
         size = sum(local(t).numel() * t.element_size() for t in (*params, *state))
         size += sum(local(p).numel() * dtype.itemsize for p, dtype in due)

@@ -38,7 +38,8 @@ def check_resume(root: object, then: TrainConfig, now: TrainConfig, state: Recor
         changed["data.sources"] = f"{len(then.data.sources)} sources", f"{len(now.data.sources)} sources"
     changed |= _reordered(then, now)
     changed.pop("schedule.warmup_from", None)  # part of the line about the learning rate
-    refused, lines = [], []
+    refused = []
+    lines = []
     for path, (old, new) in changed.items():
         mark = marker(now, path)
         if path == "optim.ema.decay" and not (old and new):
@@ -131,9 +132,11 @@ def _lr(config: TrainConfig, step: int) -> float:
 
 def _describe_learning_rate(then: TrainConfig, now: TrainConfig, done: int) -> list[str]:
     """Describe the learning rate from here on, in figures."""
-    schedule, warmup = now.schedule, now.schedule.warmup(now.steps)
+    schedule = now.schedule
+    warmup = now.schedule.warmup(now.steps)
     lines = []
-    old, curve = _lr(then, done), _lr(replace(now, schedule=replace(schedule, warmup_from=0)), done)
+    old = _lr(then, done)
+    curve = _lr(replace(now, schedule=replace(schedule, warmup_from=0)), done)
     if schedule.warmup_from == done and done:
         lines.append(
             f"learning rate: {curve:.3g} at step {done + 1} in place of {old:.3g}, more than tenfold: {warmup} steps "

@@ -54,7 +54,8 @@ from understudy_data.storage.remote_options import RemoteOptions
 from understudy_kit.config.schema import dump_yaml, plain, without_credentials
 from understudy_kit.signals import Stop, Stopped, stop_signals
 
-DONE, STOPPED = 0, 75
+DONE = 0
+STOPPED = 75
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +169,8 @@ def open_checkpoint(
     torch.set_num_threads(config.torch_threads)
     with join_mesh(config) as mesh:
         with mesh.together():
-            record, saved = run.read_record(), checkpoint.read_state(source)
+            record = run.read_record()
+            saved = checkpoint.read_state(source)
             data = _open_same_data(
                 run, record, saved, config, mesh, "its checkpoints can be validated on that one only"
             )
@@ -219,7 +221,8 @@ def _lock(run: RunDir, config: TrainConfig, mesh: Mesh) -> Iterator[None]:
         if different := [name for name in others if others[name] != settings[0][name]]:
             name = different[0]
             raise ConfigError(f"{name}: rank 0 was started with {settings[0][name]}, rank {rank} with {others[name]}")
-    lock, is_new = None, not run.root.exists()
+    lock = None
+    is_new = not run.root.exists()
     try:
         with mesh.together():
             if mesh.rank == 0:
@@ -257,7 +260,8 @@ def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainC
     Raises as `resume` does.
     """
     with mesh.together():
-        record, latest = run.read_record(), checkpoint.find_latest(run.checkpoints)
+        record = run.read_record()
+        latest = checkpoint.find_latest(run.checkpoints)
         saved = checkpoint.read_state(latest) if latest is not None else None
         # config.yaml is not the reference: it may have been edited.
         then = resolve_paths(run.located(read_settings((saved or record)["settings"], latest or run.order)))
@@ -275,7 +279,8 @@ def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainC
         lines.append("data.update: no episodes to train on were appended; nothing is added")
     if config.data.update and appended:
         with mesh.together():
-            first, data = len(data.names), open_data(config, [*data.entries(), *appended], mesh.rank == 0)
+            first = len(data.names)
+            data = open_data(config, [*data.entries(), *appended], mesh.rank == 0)
         data = _open_alike(config, data, mesh)
         mesh.first(lambda: confront_update(config, data, record["normalisation"], first))
     for line in lines if mesh.rank == 0 else ():
@@ -287,7 +292,8 @@ def _open_same_data(
     run: RunDir, record: Record, saved: Record | None, config: TrainConfig, mesh: Mesh, remedy: str
 ) -> RunData:
     """Open the data of a checkpoint with the state `saved`. Raises ConfigError if its episodes changed."""
-    updates, read = (saved or {}).get("updates", ()), latest_versions(record, saved)
+    updates = (saved or {}).get("updates", ())
+    read = latest_versions(record, saved)
     try:
         data = open_data(config, recorded_sources(record, updates), mesh.rank == 0)
     except DatasetError as error:
@@ -298,7 +304,8 @@ def _open_same_data(
             named = [line.strip() for line in describe_versions(read, None, config)]
             raise error.replaced(what="; ".join([error.what, *named])) from error
         raise
-    before, now = dict(record["dataset"]), dataset_fingerprint(data)
+    before = dict(record["dataset"])
+    now = dataset_fingerprint(data)
     files = dict(record["files"])
     for update in updates:
         before |= update["dataset"]
@@ -388,13 +395,16 @@ def _run(
             log = stack.enter_context(closing(MetricsLog(run.root, config, state.step, writes=mesh.rank == 0)))
             hooks = open_hooks(run, config, record, state.step, first=mesh.rank == 0)
             stack.enter_context(closing(hooks))
-        position, journal = saved["position"] if saved else 0, run.substitutions(mesh.rank)
+        position = saved["position"] if saved else 0
+        journal = run.substitutions(mesh.rank)
         state.begin(saved, position, data.weights, versions_read(data))
         state.updates = mesh.first(lambda: write_update(run, record, data, order, saved or {}, config))
         mesh.first(lambda: truncate_journals(run.root, position))
         with make_loader(config, data, order, mesh, position, state.prepare, journal) as loader:
             saver.prune()
-            stop.at_once, stop.begun = False, True  # from here on there is something to save
+            # from here on there is something to save
+            stop.at_once = False
+            stop.begun = True
             validation = validation.keep_decoded(loader.spare_bytes) if validation else None
             complete = True
             if validation and latest is not None and saved is not None and saved.get(checkpoint.PENDING):
@@ -416,7 +426,8 @@ def _run(
 
 
 def _export_policy(run: RunDir, state: TrainState, record: Record) -> None:
-    weights, facts = gather_weights(state), with_provenance(record.get("metadata"), run.root, state.step)
+    weights = gather_weights(state)
+    facts = with_provenance(record.get("metadata"), run.root, state.step)
     state.mesh.first(lambda: state.eval_policy.save(run.policy, weights, facts))
     latest = checkpoint.find_latest(run.checkpoints)
     if state.mesh.rank == 0 and latest is not None:
@@ -426,7 +437,8 @@ def _export_policy(run: RunDir, state: TrainState, record: Record) -> None:
 
 def _frozen_dtypes(path: Path) -> dict[str, torch.dtype]:
     """Dtypes of the weights of a checkpoint that are not trained: they have no moments."""
-    dtypes, kind = checkpoint.tensor_dtypes(path), "weights/"
+    dtypes = checkpoint.tensor_dtypes(path)
+    kind = "weights/"
     names = [name.removeprefix(kind) for name in dtypes if name.startswith(kind)]
     trained = set(checkpoint.read_state(path).get(checkpoint.TRAINED, ()))  # of weights alone
     trained |= {name for name in names if f"exp_avg/{name}" in dtypes}

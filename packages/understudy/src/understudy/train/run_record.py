@@ -62,7 +62,8 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
 
 def _check_same_meaning(path: str, theirs: Record, ours: Record) -> None:
     """Raise ConfigError if the numbers of an exported policy have another meaning than those of this run's data."""
-    heads, our_heads = list(theirs.get("heads", [""])), list(ours["heads"])
+    heads = list(theirs.get("heads", [""]))
+    our_heads = list(ours["heads"])
     # A policy of one robot may continue on a dataset of another name, but not as another known robot.
     if heads != our_heads and (
         len(heads) > 1 or len(our_heads) > 1 or all("::" in name for name in (*heads, *our_heads))

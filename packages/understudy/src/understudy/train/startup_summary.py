@@ -75,7 +75,8 @@ def startup_summary(
 
 
 def _describe_sources(config: TrainConfig, data: RunData, order: Order) -> list[str]:
-    slots, weights = order.spec.schedule[-1].slots, data.weights
+    slots = order.spec.schedule[-1].slots
+    weights = data.weights
     rows = [("source", "head", "training", "validation", "weight", "share", "an epoch", "tasks")]
     for number, part in enumerate(data.training[:MAX_SOURCES]):
         share = slots[number] / sum(slots)
@@ -160,7 +161,8 @@ def describe_images(config: TrainConfig, data: RunData) -> list[str]:
 
     Sources that record another size have a separate line.
     """
-    seen, resized = _size(config.policy.fitted(data.image_sizes).network_size), config.policy.RESIZED
+    seen = _size(config.policy.fitted(data.image_sizes).network_size)
+    resized = config.policy.RESIZED
     lines = []
     for camera in data.cameras:
         recorded = dict[tuple[int, int] | None, list[str]]()
@@ -177,7 +179,9 @@ def describe_images(config: TrainConfig, data: RunData) -> list[str]:
 
 def describe_defaults(config: TrainConfig) -> list[str]:
     """Return the settings whose defaults come from the policy, and those that differ from them, in a line each."""
-    defaults, present, name = flat(config.run_defaults()), flat(plain(config)), config.policy.type
+    defaults = flat(config.run_defaults())
+    present = flat(plain(config))
+    name = config.policy.type
     taken = [f"{path} {value}" for path, value in defaults.items() if present.get(path) == value]
     others = [
         f"{path} {present.get(path)} (its own: {value})"
@@ -221,7 +225,8 @@ def _describe_weights(data: RunData) -> list[str]:
 
 def _describe_metadata(data: RunData) -> list[str]:
     """First oddities in each dataset's metadata; missing files are in the notes on its selection."""
-    lines, catalogs = [], dict[str, tuple[str, Catalog]]()
+    lines = []
+    catalogs = dict[str, tuple[str, Catalog]]()
     for name, part in zip(data.names, data.training):
         catalogs.setdefault(part.catalog.root, (name, part.catalog))
     for root, (name, catalog) in catalogs.items():
@@ -268,7 +273,8 @@ def _task_indices(part: EpisodeDataset) -> np.ndarray:
 
 def _describe_validation_tasks(data: RunData) -> list[str]:
     """Return a line where the validation has no episode of some instructions that are trained."""
-    trained, validated = set[str](), set[str]()
+    trained = set[str]()
+    validated = set[str]()
     for part, held in zip(data.training, data.validation):
         texts = part.catalog.tasks
         trained |= {texts[index] for index in _task_indices(part)}
@@ -289,9 +295,12 @@ def describe_trainable(state: TrainState) -> list[str]:
 
     The bytes are exact, of the optimizer's state on this rank. With adapters on fresh weights a last line warns.
     """
-    policy, config = state.policy, state.config
-    named, layers = dict(policy.named_parameters()), adapted_layers(policy)
-    total, trained = _count(named.values()), _count(p for p in named.values() if p.requires_grad)
+    policy = state.policy
+    config = state.config
+    named = dict(policy.named_parameters())
+    layers = adapted_layers(policy)
+    total = _count(named.values())
+    trained = _count(p for p in named.values() if p.requires_grad)
     tensors = [local(tensor) for values in state.optimizer.state.values() for tensor in values.values()]
     size = sum(tensor.nbytes for tensor in tensors)
     adapters = f"; adapters of rank {config.lora.rank} on {len(layers)} linear layers" if layers else ""
@@ -331,7 +340,8 @@ def _describe_parts(named: Mapping[str, Tensor], layers: list[str], parts: Mappi
     adapted = [part_of(f"{name}.weight", parts) for name in layers]
     rows = [("part", "parameters", "trained", "share", "adapters")]
     for part, members in _parts(named, parts).items():
-        total, trained = _count(members), _count(p for p in members if p.requires_grad)
+        total = _count(members)
+        trained = _count(p for p in members if p.requires_grad)
         share = _percent(trained, total) if trained else "frozen"
         rows.append((part, f"{total:,}", f"{trained:,}", share, str(adapted.count(part) or "-")))
     return align(rows)

@@ -126,7 +126,8 @@ class TrainState:
 
     def device_inputs(self, batch: Batch) -> MicroBatch:
         """Prepare and augment a rank's share of a global batch, draw its random numbers, copy both to the device."""
-        config, device = self.config, self.mesh.device
+        config = self.config
+        device = self.mesh.device
         if not isinstance(batch, PreparedBatch):
             batch = self.prepare(batch)
         draws = draw_on_device(self.policy.random_spec("train"), config.seed, batch["position"], device)
@@ -157,7 +158,8 @@ class TrainState:
                 timer=timer,
                 check=not self.checked,
             )
-        self.step, self.checked = self.step + 1, True
+        self.step = self.step + 1
+        self.checked = True
         if self.average is not None:
             with timer("optimizer"):
                 update_average(self.average, self.policy, self.optimizer, ema_decay(self.step, config.optim.ema))
@@ -264,9 +266,11 @@ def init_train_state(
             return _build(config, network, normalization)
 
     try:
-        policy, on_meta = build_on_meta(config, network, normalization), True
+        policy = build_on_meta(config, network, normalization)
+        on_meta = True
     except RuntimeError:  # its constructor computes with values
-        policy, on_meta = build(), False
+        policy = build()
+        on_meta = False
     if check_files:
         with mesh.together():
             policy.check_ready()

@@ -19,9 +19,11 @@ from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.testing.datasets import SIDE, Spec, edit_json, write_dataset
 from understudy_kit.cli.main import main
 
-CAMERA, TOP = "observation.images.array", "observation.images.top"
+CAMERA = "observation.images.array"
+TOP = "observation.images.top"
 LENGTHS = (9, 5, 7)
-HEIGHT, WIDTH = 20, 28
+HEIGHT = 20
+WIDTH = 28
 
 
 def image(index: int) -> np.ndarray:

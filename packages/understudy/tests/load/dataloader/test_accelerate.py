@@ -84,10 +84,13 @@ def read_by_prepared_loaders(root: str) -> dict[str, object]:
     """In one rank: the frames that prepared readers give, or the class of their error."""
     from accelerate import Accelerator, DataLoaderConfiguration
 
-    accelerator, data = Accelerator(cpu=True), EpisodeDataset(root)
+    accelerator = Accelerator(cpu=True)
+    data = EpisodeDataset(root)
     undispatched = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
-    stream, whole = EpisodeStream(data, batch_size=4, seed=0), {"rank": 0, "world_size": 1}
-    sampler, undivided = EpisodeSampler(data, batch_size=4), EpisodeSampler(data, batch_size=4, **whole)
+    stream = EpisodeStream(data, batch_size=4, seed=0)
+    whole = {"rank": 0, "world_size": 1}
+    sampler = EpisodeSampler(data, batch_size=4)
+    undivided = EpisodeSampler(data, batch_size=4, **whole)
     readers = {
         "loader": accelerator.prepare(Loader(data, batch_size=4, seed=0)),
         "stream": DataLoader(stream, batch_size=None),
@@ -101,7 +104,8 @@ def read_by_prepared_loaders(root: str) -> dict[str, object]:
         "divided sampler": accelerator.prepare(DataLoader(data, batch_size=2, sampler=sampler)),
         "undivided": accelerator.prepare(DataLoader(data, batch_size=2, sampler=undivided)),
     }
-    steps, found = len(data) // 4, {}
+    steps = len(data) // 4
+    found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of rank 0 of 1, which is right where Accelerate divides
         for name, reader in readers.items():

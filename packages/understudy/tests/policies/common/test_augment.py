@@ -25,7 +25,8 @@ def test_the_middle_draw_moves_nothing() -> None:
 def test_a_shift_is_a_crop_of_the_picture_with_its_edges_repeated(reach: int, down: float, right: float) -> None:
     pictures = _pictures(1)
     padded = torch.nn.functional.pad(pictures.float(), (reach,) * 4, mode="replicate").to(torch.uint8)
-    y, x = int(down * (2 * reach + 1)), int(right * (2 * reach + 1))
+    y = int(down * (2 * reach + 1))
+    x = int(right * (2 * reach + 1))
     expected = padded[:, :, y : y + 7, x : x + 9]
     assert torch.equal(shift_images(pictures, torch.tensor([[down, right]]), reach), expected)
 
@@ -37,7 +38,8 @@ def test_every_move_is_equally_likely_and_reaches_both_ends() -> None:
 
 
 def test_each_picture_is_moved_by_its_own_draw_in_any_batch() -> None:
-    pictures, draws = _pictures(5), torch.rand(5, 2, generator=torch.Generator().manual_seed(1))
+    pictures = _pictures(5)
+    draws = torch.rand(5, 2, generator=torch.Generator().manual_seed(1))
     whole = shift_images(pictures, draws, reach=2)
     parts = [shift_images(pictures[b : b + 1], draws[b : b + 1], reach=2) for b in range(5)]
     assert torch.equal(whole, torch.cat(parts))

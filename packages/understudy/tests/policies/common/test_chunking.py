@@ -21,8 +21,10 @@ def field_of(net: Pi0Network, given: dict[str, Any]) -> Any:
 
 @BOTH
 def test_given_actions_stay_and_the_others_continue_them(adaptive: bool) -> None:
-    net, given = small(adaptive), inputs()
-    field, chunk = field_of(net, given), given["actions"].clone()
+    net = small(adaptive)
+    given = inputs()
+    field = field_of(net, given)
+    chunk = given["actions"].clone()
     with torch.no_grad():
         plain = net.sample(**seen(given), state=given["state"], noise=given["noise"], steps=4)
         torch.testing.assert_close(sample_given(field, given["noise"], chunk, 0, 4), plain)
@@ -50,8 +52,11 @@ def test_given_actions_have_time_zero() -> None:
 @BOTH
 def test_guidance_is_the_jacobian_product_of_the_full_map(adaptive: bool) -> None:
     """The whole Jacobian of the estimate, row by row, of a full pass without a cache."""
-    net, given = small(adaptive), inputs(1)
-    field, time, factor = field_of(net, given), 0.6, 1.7
+    net = small(adaptive)
+    given = inputs(1)
+    field = field_of(net, given)
+    time = 0.6
+    factor = 1.7
     weights = guidance_weights(SMALL.chunk, 2, 4)[None, :, None]
     found = guided_velocity(field, given["noise"], time, given["actions"], weights, factor)
 

@@ -17,14 +17,17 @@ from understudy_base.testing.refusals import refused
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
-SCALE, STEPS, DIM = 10.0, 12, 3
+SCALE = 10.0
+STEPS = 12
+DIM = 3
 
 
 def smooth(count: int, seed: int = 0) -> np.ndarray:
     """Smooth chunks [count, STEPS, DIM] between -1 and 1, as motions are."""
     random = np.random.default_rng(seed)
     time = np.linspace(0, 1, STEPS)[:, None]
-    phase, rate = random.uniform(0, 6, (count, 1, DIM)), random.uniform(0, 2, (count, 1, DIM))
+    phase = random.uniform(0, 6, (count, 1, DIM))
+    rate = random.uniform(0, 2, (count, 1, DIM))
     return np.sin(phase + rate * time) * random.uniform(0, 1, (count, 1, DIM))
 
 
@@ -38,7 +41,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in the published form: byte-level pieces over the characters number 0, 1, 2, ..."""
     folder = tmp_path_factory.mktemp("published")
     integers = np.around(dct(smooth(300), axis=1, norm="ortho") * SCALE).astype(int)
-    low, high = int(integers.min()), int(integers.max())
+    low = int(integers.min())
+    high = int(integers.max())
     bpe = tokenizers.ByteLevelBPETokenizer()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=600,
@@ -82,7 +86,8 @@ def test_quantise_refuses_what_is_not_finite(bad: float) -> None:
 
 
 def test_published_tokens_are_those_of_the_released_formula(published: Path) -> None:
-    chunks, config = smooth(20, seed=5), json.loads((published / CONFIG).read_text())
+    chunks = smooth(20, seed=5)
+    config = json.loads((published / CONFIG).read_text())
     bpe = tokenizers.Tokenizer.from_file(str(published / TOKENIZER))
     expected = []
     for chunk in chunks:
@@ -241,7 +246,8 @@ def test_read_executes_no_code_of_the_folder(published: Path, tmp_path: Path) ->
 
 def test_encode_from_several_threads(own: FastTokenizer) -> None:
     chunks = smooth(50, seed=4)
-    expected, found = own.encode(chunks).tokens, []
+    expected = own.encode(chunks).tokens
+    found = []
     threads = [threading.Thread(target=lambda: found.append(own.encode(chunks).tokens)) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -7,20 +7,23 @@ from understudy.policies.common.flow_matching import delays, euler, noisy_action
 
 
 def test_time_one_is_noise_and_time_zero_is_the_actions() -> None:
-    actions, noise = torch.randn(2, 5, 4, 3), torch.randn(2, 5, 4, 3)
+    actions = torch.randn(2, 5, 4, 3)
+    noise = torch.randn(2, 5, 4, 3)
     assert torch.equal(noisy_actions(actions, noise, torch.ones(2, 5)), noise)
     assert torch.equal(noisy_actions(actions, noise, torch.zeros(2, 5)), actions)
 
 
 def test_velocity_is_the_derivative_of_the_path() -> None:
-    actions, noise = torch.randn(1, 1, 2, 3).double(), torch.randn(1, 1, 2, 3).double()
+    actions = torch.randn(1, 1, 2, 3).double()
+    noise = torch.randn(1, 1, 2, 3).double()
     early, late = (noisy_actions(actions, noise, torch.full((1, 1), t).double()) for t in (0.3, 0.7))
     torch.testing.assert_close((late - early) / 0.4, velocity(actions, noise))
 
 
 @pytest.mark.parametrize("steps", [1, 3, 10])
 def test_euler_along_the_true_velocity_lands_on_the_actions(steps: int) -> None:
-    actions, noise = torch.randn(2, 4, 3), torch.randn(2, 4, 3)
+    actions = torch.randn(2, 4, 3)
+    noise = torch.randn(2, 4, 3)
     seen: list[float] = []
 
     def field(x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
@@ -62,7 +65,9 @@ def test_delays_are_equally_likely_up_to_the_largest() -> None:
 
 
 def test_dimensions_of_other_robots_do_not_guide() -> None:
-    noise, chunk, own = torch.randn(2, 4, 3), torch.randn(2, 4, 3), torch.tensor([True, True, False])
+    noise = torch.randn(2, 4, 3)
+    chunk = torch.randn(2, 4, 3)
+    own = torch.tensor([True, True, False])
 
     def guided(actions: torch.Tensor, dims: torch.Tensor | None) -> torch.Tensor:
         return sample_guided(lambda x, _: x.roll(1, -1), noise, actions, 1, 3, steps=10, dims=dims)[..., own]

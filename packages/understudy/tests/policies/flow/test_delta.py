@@ -28,7 +28,8 @@ def test_there_and_back_is_exact_to_float32_and_a_gripper_is_untouched(seed: int
         "action": torch.randn(4, 5, 3, generator=generator) * 10.0**magnitude,
         "observation.state": torch.randn(4, 3, generator=generator) * 10.0**magnitude,
     }
-    some, none = normalizer([[True, True, False]]), normalizer([[False] * 3])
+    some = normalizer([[True, True, False]])
+    none = normalizer([[False] * 3])
     there = some.actions(data)
     now = data["observation.state"][:, None]
     torch.testing.assert_close(there[..., 0], (data["action"] - now)[..., 0], rtol=0, atol=0)

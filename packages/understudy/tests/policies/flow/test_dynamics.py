@@ -28,7 +28,8 @@ def policy(**changes: Any) -> FlowPolicy:
 
 def lessons(modes: list[int]) -> tuple[dict[str, Any], Tensor, Tensor]:
     """Batch, noise [B, D, T, A + S], time [B, D, 2]; the state that would follow a padded action is padded too."""
-    count, generator = len(modes), torch.Generator().manual_seed(3)
+    count = len(modes)
+    generator = torch.Generator().manual_seed(3)
     data = batch(count)
     data["observation.state"] = torch.randn(count, 5, 2, generator=generator)
     last = torch.ones(count, 1, dtype=torch.bool) if count else torch.ones(0, 1, dtype=torch.bool)
@@ -108,7 +109,8 @@ def test_what_is_given_comes_without_noise_and_without_a_time(mode: str, own: sl
     model, (data, noise, time) = policy(), lessons([MODES.index(mode)] * 4)
     term = TRAINS[mode][0]
     before = model.flow_losses(data, noise, time)[term].sum
-    other, times = noise.clone(), time.clone()
+    other = noise.clone()
+    times = time.clone()
     other[..., own] += 3
     times[..., 0 if mode == FORWARD else 1] = 0.9
     assert torch.equal(model.flow_losses(data, other, times)[term].sum, before)
@@ -140,7 +142,8 @@ def test_a_batch_that_by_chance_has_one_mode_gives_every_weight_a_gradient(numbe
     model, (data, noise, time) = policy(), lessons([number] * 4)
 
     class One:
-        rank, world_size = 0, 1
+        rank = 0
+        world_size = 1
 
         def gather(self, value: Any) -> list[Any]:
             return [value]

@@ -45,7 +45,8 @@ def test_a_robot_continues_its_chunk() -> None:
 
 def test_numbers_that_cannot_guide_are_refused() -> None:
     net = policy(chunk=4).eval()
-    data, draws = batch(1), generate_draws(net.random_spec("act"), 1)
+    data = batch(1)
+    draws = generate_draws(net.random_spec("act"), 1)
     rest = torch.zeros(1, 3, 3)
     with refused("horizon", kind=ValueError):
         net.continue_chunk(data, draws, rest, 1)

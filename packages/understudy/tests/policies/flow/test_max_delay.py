@@ -13,7 +13,8 @@ from understudy_base.testing.refusals import refused
 
 
 def test_given_actions_have_no_noise_and_train_nothing() -> None:
-    net, data = policy(max_delay=3), batch(4)
+    net = policy(max_delay=3)
+    data = batch(4)
     delay = torch.tensor([0, 1, 3, 2])  # of 4, 3, 2 and 1 unpadded actions
     drawn = as_draws(*draws(4)) | {"flow delay": delay}
     found = net.losses(data, drawn)["flow"]
@@ -53,7 +54,8 @@ def test_the_other_weights_start_as_those_of_a_policy_without() -> None:
 
 
 def test_a_chunk_begins_with_the_given_actions() -> None:
-    net, data = policy(max_delay=2).eval(), batch(4)
+    net = policy(max_delay=2).eval()
+    data = batch(4)
     drawn = generate_draws(net.random_spec("act"), 4, torch.Generator().manual_seed(0))
     plain = net.act(data, drawn)
     assert torch.equal(net.continue_chunk(data, drawn, plain[:, :1], 0), plain)
@@ -103,7 +105,8 @@ def test_numbers_that_it_was_not_trained_for_are_refused() -> None:
     ):
         with refused(*named, kind=ValueError):
             config(**changes)
-    net, data = policy(max_delay=2).eval(), batch(1)
+    net = policy(max_delay=2).eval()
+    data = batch(1)
     drawn = generate_draws(net.random_spec("act"), 1)
     rest = torch.zeros(1, 3, 3)
     with refused("delay=3", "max_delay", 2, kind=ValueError):

@@ -32,7 +32,8 @@ def test_every_input_matters(key: str) -> None:
     data, (noise, _) = batch(2), draws(2)
     model = policy()
     before = model.act(data, {"noise": noise[:, 0]})
-    other, start = dict(data), noise[:, 0]
+    other = dict(data)
+    start = noise[:, 0]
     if key == "noise":
         start = noise[:, 1]
     elif key == "task":
@@ -61,7 +62,8 @@ def test_actions_come_in_the_robots_units() -> None:
     model = policy()
     plain = FlowPolicy(config(), NORMALIZATION | {"action": {"offset": [0.0] * 3, "spread": [1.0] * 3}})
     plain.load_state_dict(model.state_dict())
-    normal, robot = plain.act(data, {"noise": noise[:, 0]}), model.act(data, {"noise": noise[:, 0]})
+    normal = plain.act(data, {"noise": noise[:, 0]})
+    robot = model.act(data, {"noise": noise[:, 0]})
     torch.testing.assert_close(robot, normal * torch.tensor([2.0, 0.0, 0.1]) + torch.tensor([0.5, -1.0, 0.25]))
     assert (robot[..., 1] == -1.0).all()  # a dimension that never moved in training stays exactly where it was
 
@@ -107,7 +109,8 @@ def test_it_learns_to_tell_texts_pictures_and_states_apart() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(120):
-        noise, time = torch.randn(3, 8, 4, 3, generator=generator), torch.rand(3, 8, generator=generator)
+        noise = torch.randn(3, 8, 4, 3, generator=generator)
+        time = torch.rand(3, 8, generator=generator)
         optimizer.zero_grad()
         scalar(model.flow_losses(three, noise, time)).backward()
         optimizer.step()
@@ -117,10 +120,12 @@ def test_it_learns_to_tell_texts_pictures_and_states_apart() -> None:
 
 def test_bfloat16_computes_in_bfloat16_and_stays_near() -> None:
     data, (noise, time) = batch(3), draws(3)
-    full, half = policy(), policy(compute="bfloat16")
+    full = policy()
+    half = policy(compute="bfloat16")
     seen: list[torch.dtype] = []
     half.fuse.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
-    loss, exact = half.flow_losses(data, noise, time)["flow"], full.flow_losses(data, noise, time)["flow"]
+    loss = half.flow_losses(data, noise, time)["flow"]
+    exact = full.flow_losses(data, noise, time)["flow"]
     assert seen == [torch.bfloat16]
     assert loss.sum.dtype == torch.float32
     assert all(p.dtype == torch.float32 for p in half.parameters())
@@ -129,7 +134,8 @@ def test_bfloat16_computes_in_bfloat16_and_stays_near() -> None:
 
 
 def test_pictures_of_another_size_are_area_averaged() -> None:
-    data, noise = batch(2), draws(2)[0][:, 0]
+    data = batch(2)
+    noise = draws(2)[0][:, 0]
     large = dict(data)
     for key in CAMERAS:
         large[key] = data[key].repeat_interleave(3, dim=2).repeat_interleave(2, dim=3)

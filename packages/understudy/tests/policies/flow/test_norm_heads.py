@@ -40,7 +40,8 @@ def two(normalization: dict[str, Any] = TWO, **changes: Any) -> FlowPolicy:
 
 def mixed(count: int = 4) -> dict[str, Any]:
     """A batch of arms (even) and hands (odd), as a mixture delivers it."""
-    data, head = batch(count), torch.arange(count) % 2
+    data = batch(count)
+    head = torch.arange(count) % 2
     real = torch.where(head == 0, 3, 1)
     data["action_dim_is_pad"] = torch.arange(3) >= real[:, None]
     data["observation.state_dim_is_pad"] = torch.arange(2) >= torch.where(head == 0, 2, 1)[:, None]
@@ -65,9 +66,11 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(0, 2))
 def test_each_sample_is_mapped_by_its_own_head(heads: list[int], more: int) -> None:
     generator = torch.Generator().manual_seed(len(heads))
-    offset, spread = torch.randn(3, 2, generator=generator), torch.rand(3, 2, generator=generator)
+    offset = torch.randn(3, 2, generator=generator)
+    spread = torch.rand(3, 2, generator=generator)
     spread[1, 0] = 0
-    affine, x = Affine(offset, spread), torch.randn(len(heads), *[2] * more, 2, generator=generator)
+    affine = Affine(offset, spread)
+    x = torch.randn(len(heads), *[2] * more, 2, generator=generator)
     there = affine.normalize(x, torch.tensor(heads))
     back = affine.unnormalize(there, torch.tensor(heads))
     for b, head in enumerate(heads):
@@ -77,7 +80,8 @@ def test_each_sample_is_mapped_by_its_own_head(heads: list[int], more: int) -> N
 
 
 def test_a_head_that_is_not_said_or_not_there_is_refused() -> None:
-    affine, x = Affine([[0.0], [1.0]], [[1.0], [1.0]]), torch.zeros(2, 1)
+    affine = Affine([[0.0], [1.0]], [[1.0], [1.0]])
+    x = torch.zeros(2, 1)
     with refused(2, "head", kind=ValueError):
         affine.normalize(x)
     for head in ([0, 2], [-1, 0]):
@@ -113,7 +117,8 @@ def test_a_single_head_changes_no_bit_of_the_policy() -> None:
 
 def test_a_sample_among_other_robots_is_as_among_its_own() -> None:
     model, data, (noise, time) = two(), mixed(), draws(4)
-    whole, acted = model.flow_losses(data, noise, time)["flow"], model.act(data, {"noise": noise[:, 0]})
+    whole = model.flow_losses(data, noise, time)["flow"]
+    acted = model.act(data, {"noise": noise[:, 0]})
     for b in range(4):
         one = {key: value[b : b + 1] for key, value in data.items()}
         alone = model.flow_losses(one, noise[b : b + 1], time[b : b + 1])["flow"]
@@ -142,14 +147,16 @@ def test_the_mask_follows_from_the_head_where_the_batch_has_none() -> None:
 @pytest.mark.parametrize("masked_by", ["head", "head alone", "batch"])
 def test_what_stands_in_a_masked_place_reaches_nothing(where: str, poison: float, masked_by: str) -> None:
     data, (noise, time) = mixed(), draws(4)
-    dims, state_dims = data["action_dim_is_pad"], data["observation.state_dim_is_pad"]
+    dims = data["action_dim_is_pad"]
+    state_dims = data["observation.state_dim_is_pad"]
     model = {"head": two, "head alone": lambda: two(LOOSE), "batch": single}[masked_by]()
     if masked_by == "head alone":
         data = {key: value for key, value in data.items() if not key.endswith("dim_is_pad")}
     if masked_by == "batch":
         data = {key: value for key, value in data.items() if key != "head"}
     loss = model.flow_losses(data, noise, time, detail=True)["flow"]
-    before, acted = gradients(model, loss), model.act(data, {"noise": noise[:, 0]})
+    before = gradients(model, loss)
+    acted = model.act(data, {"noise": noise[:, 0]})
     other = copy.deepcopy(data)
     if where == "steps":
         other["action"][data["action_is_pad"]] = poison
@@ -178,7 +185,8 @@ def test_a_dimension_is_masked_that_the_head_or_the_batch_masks() -> None:
 def test_negative_control_a_mask_by_product_lets_nan_poison_all() -> None:
     predicted = torch.zeros(1, 1, 2, 2, requires_grad=True)
     target = torch.tensor([[1.0, float("nan")], [1.0, 1.0]]).view(1, 1, 2, 2)
-    steps, dims = torch.tensor([[False, False]]), torch.tensor([[False, True]])
+    steps = torch.tensor([[False, False]])
+    dims = torch.tensor([[False, True]])
     product = ((predicted - target).square() * (~dims[:, None, None]).float()).sum()
     assert torch.isnan(product)
     assert torch.isnan(torch.autograd.grad(product, predicted)[0]).any()
@@ -200,7 +208,8 @@ def test_the_picture_of_a_missing_camera_does_not_matter_and_that_it_is_missing_
     model, data, (noise, time) = single(), batch(4), draws(4)
     lacks = torch.tensor([False, True, False, True])
     data[f"{CAMERAS[1]}_is_missing"] = lacks
-    loss, acted = model.flow_losses(data, noise, time)["flow"], model.act(data, {"noise": noise[:, 0]})
+    loss = model.flow_losses(data, noise, time)["flow"]
+    acted = model.act(data, {"noise": noise[:, 0]})
     before = gradients(model, loss)
     other = data | {CAMERAS[1]: torch.where(lacks[:, None, None, None], 255 - data[CAMERAS[1]], data[CAMERAS[1]])}
     again = model.flow_losses(other, noise, time)["flow"]
@@ -231,7 +240,8 @@ def test_a_camera_that_nobody_has_gets_a_gradient_of_zero() -> None:
 def test_details_add_up_in_any_groups_and_change_nothing(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     predicted, target = (torch.randn(5, 3, 4, 6, generator=generator, requires_grad=True) for _ in range(2))
-    steps, dims = torch.rand(5, 4, generator=generator) < 0.3, torch.rand(5, 6, generator=generator) < 0.3
+    steps = torch.rand(5, 4, generator=generator) < 0.3
+    dims = torch.rand(5, 6, generator=generator) < 0.3
     plain, told = (masked_squared_error(predicted, target, steps, dims, detail=d) for d in (False, True))
     assert plain.detail is None
     assert told.detail is not None

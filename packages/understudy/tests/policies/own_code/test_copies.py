@@ -65,7 +65,9 @@ def fresh(folder: Path, code: str, cwd: Path) -> subprocess.CompletedProcess[str
 
 
 def test_exported_code_is_complete_and_named_once(place: Path, tmp_path: Path) -> None:
-    file, run, out = place / "my_policy.py", tmp_path / "run", tmp_path / "out"
+    file = place / "my_policy.py"
+    run = tmp_path / "run"
+    out = tmp_path / "out"
     tiny_dataset(tmp_path / "data")
     words = ["--policy.type", f"{file}:MINE", "--policy.hidden", "8", "--data.root", str(tmp_path / "data")]
     words += ["--steps", "1", "--batch-size", "2", "--val.every", "0", "--log.no-report", "--output-dir", str(run)]

@@ -129,7 +129,8 @@ def test_file_trains_resumes_and_acts(place: Path, tmp_path: Path) -> None:
 def test_changed_code_is_imported_only_where_it_is_given(
     place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run, file = trained(place), place / "my_policy.py"
+    run = trained(place)
+    file = place / "my_policy.py"
     file.write_text(file.read_text() + "\nCHANGED = True\n")
     forget()
     with pytest.raises(ValueError, match="--policy-code"):

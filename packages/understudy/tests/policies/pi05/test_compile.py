@@ -35,7 +35,8 @@ def test_compiled_blocks_agree_with_uncompiled_ones(
     write_model(tmp_path)
     given = {"response_tokens": 24, "insulation": insulation}
     loss, gradients = loss_and_gradients(policy(tmp_path, **given))
-    compiled, graphs = policy(tmp_path, **given), list[torch.fx.GraphModule]()
+    compiled = policy(tmp_path, **given)
+    graphs = list[torch.fx.GraphModule]()
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
         graphs.append(graph)

@@ -16,7 +16,8 @@ from understudy.testing.naive_pi05 import NaivePi0
 
 GOLDEN = Path(__file__).with_name("golden")
 FAMILIES = pytest.mark.parametrize("family", ["pi05_memory", "pi0_memory"])
-BOUND, FAR = 1e-6, 1e-2
+BOUND = 1e-6
+FAR = 1e-2
 
 
 def figures(folder: Path) -> dict[str, Any]:

@@ -50,7 +50,8 @@ def made(tokenizer: Path, **changes: Any) -> Pi05Policy:
 
 def with_past(given: dict[str, Any], states: bool = False, seed: int = 9) -> dict[str, Any]:
     """The batch with two past frames and states; sample 0 has none of them, sample 2 only the later."""
-    draw, count = torch.Generator().manual_seed(seed), len(given["task"])
+    draw = torch.Generator().manual_seed(seed)
+    count = len(given["task"])
     is_pad = torch.zeros(count, 3, dtype=torch.bool)
     is_pad[0, :2] = is_pad[2, 0] = True
     found = dict(given)
@@ -79,7 +80,8 @@ def changed(one: Tensor, two: Tensor) -> list[bool]:
 
 
 def test_past_frames_reach_the_loss_of_samples_that_have_them(tokenizer: Path) -> None:
-    net, given = made(tokenizer), with_past(batch())
+    net = made(tokenizer)
+    given = with_past(batch())
     found = sums(net, given)
     other = {**given, FRONT: given[FRONT].clone()}
     other[FRONT][:, 0] = 255 - other[FRONT][:, 0]
@@ -105,12 +107,14 @@ def test_ages_in_any_order_are_one_history(tokenizer: Path) -> None:
 
 
 def test_samples_without_past_lose_as_without_history(tokenizer: Path) -> None:
-    found, plain = sums(made(tokenizer), with_past(batch())), sums(policy(tokenizer), batch())
+    found = sums(made(tokenizer), with_past(batch()))
+    plain = sums(policy(tokenizer), batch())
     assert changed(found, plain) == [False, True, True, True]
 
 
 def test_weights_fit_with_and_without_history(tokenizer: Path, tmp_path: Path) -> None:
-    plain, net = policy(tokenizer), made(tokenizer, seed=1)
+    plain = policy(tokenizer)
+    net = made(tokenizer, seed=1)
     net.load_weights(plain.state_dict())
     assert all(map(torch.equal, plain.state_dict().values(), net.state_dict().values()))
     net.save(tmp_path / "saved")
@@ -199,7 +203,8 @@ def test_robot_sees_the_past_of_training_to_the_bit(tokenizer: Path, episodes: P
     net = made(tokenizer, history=(0.2, 0.5), state_history=True).eval()
     times = list(net.config.image_times)
     recorded = EpisodeDataset(episodes, delta_timestamps=dict.fromkeys((*CAMERAS, STATE), times))
-    plain, robot = EpisodeDataset(episodes), robot_of(net)
+    plain = EpisodeDataset(episodes)
+    robot = robot_of(net)
     for episode, length in enumerate((9, 8)):
         robot.reset()
         for frame in range(length):
@@ -228,7 +233,8 @@ def test_robot_sees_the_past_of_training_to_the_bit(tokenizer: Path, episodes: P
 
 def test_rows_of_a_batch_have_their_own_past(tokenizer: Path) -> None:
     net = made(tokenizer).eval()
-    together, alone = robot_of(net), robot_of(net)
+    together = robot_of(net)
+    alone = robot_of(net)
     steps = [batch(3, seed=seed) for seed in range(3)]
     keys = (*CAMERAS, STATE, "task")
     noise = torch.Generator
@@ -251,7 +257,8 @@ def test_rows_of_a_batch_have_their_own_past(tokenizer: Path) -> None:
 def test_a_refused_call_adds_no_observation(tokenizer: Path) -> None:
     """Each refusal leaves the past as it was, so the call can be repeated."""
     net = made(tokenizer).eval()
-    robot, plain = robot_of(net), robot_of(net)
+    robot = robot_of(net)
+    plain = robot_of(net)
     steps = [
         {key: given[key][0] for key in (*CAMERAS, STATE, "task")} for given in (batch(1, seed=i) for i in range(4))
     ]
@@ -280,7 +287,8 @@ def test_a_refused_call_adds_no_observation(tokenizer: Path) -> None:
 
 def test_robot_observes_again_after_a_pause(tokenizer: Path) -> None:
     """`observe` needs no window: it fills the past until `act` sees frames of all ages again."""
-    robot, given = robot_of(made(tokenizer).eval()), batch(1)
+    robot = robot_of(made(tokenizer).eval())
+    given = batch(1)
     observation = {key: given[key][0] for key in (*CAMERAS, STATE, "task")}
     robot.reset()
     for time in (0.0, 5.0):
@@ -294,7 +302,8 @@ def test_robot_observes_again_after_a_pause(tokenizer: Path) -> None:
 
 def test_robot_without_a_camera_has_no_past_of_it(tokenizer: Path) -> None:
     net = made(tokenizer).eval()
-    robot, given = robot_of(net, (FRONT,)), batch(1)
+    robot = robot_of(net, (FRONT,))
+    given = batch(1)
     observation = {FRONT: given[FRONT][0], STATE: given[STATE][0], "task": "push"}
     robot.reset()
     robot.observe(observation)
@@ -345,11 +354,14 @@ def mixture(files: Path, out: Path, ages: tuple[float, ...]) -> TrainConfig:
 
 def test_sources_with_other_frame_rates_share_ages_in_seconds(files: Path, tmp_path: Path) -> None:
     config = mixture(files, tmp_path, (0.2, 0.4))
-    data, top, seen = open_data(config), "observation.images.top", set()
+    data = open_data(config)
+    top = "observation.images.top"
+    seen = set()
     with Loader(data.training, order=data.order(config), num_threads=1) as loader:
         for batch, _ in zip(loader, range(8)):
             for row, source in enumerate(batch["source"].tolist()):
-                episode, frame = int(batch["episode_index"][row]), int(batch["frame_index"][row])
+                episode = int(batch["episode_index"][row])
+                frame = int(batch["frame_index"][row])
                 steps = [4, 2, 0] if data.names[source] == "ten" else [2, 1, 0]
                 wanted = [(0, episode, max(0, frame - step)) for step in steps]
                 assert [identity(image.numpy()) for image in batch[top][row]] == wanted

@@ -23,7 +23,8 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=[
 
 def network(dtype: torch.dtype = torch.float32) -> Pi0Network:
     """A network with temporal layers 1 and 3 of 5, in which every parameter matters."""
-    made, draw = Pi0Network(SIZES, dtype), torch.Generator().manual_seed(3)
+    made = Pi0Network(SIZES, dtype)
+    draw = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in made.parameters():
             scale = 0.3 if parameter.ndim == 1 else parameter[0].numel() ** -0.5
@@ -45,7 +46,8 @@ def features(net: Pi0Network, video: Tensor, valid: Tensor | None = None, times:
 
 
 def distance(found: Tensor, reference: Tensor) -> float:
-    found, reference = found.detach(), reference.detach()
+    found = found.detach()
+    reference = reference.detach()
     return float((found.double() - reference.double()).abs().max() / reference.double().abs().max())
 
 
@@ -77,7 +79,8 @@ def test_temporal_layers_are_every_fourth_of_the_released_encoder() -> None:
 
 @DTYPES
 def test_one_frame_is_the_plain_encoder_to_the_bit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    net, video = network(dtype), videos(3, 1)
+    net = network(dtype)
+    video = videos(3, 1)
     with torch.no_grad():
         plain = net.image_features(video)[:, 0]
     assert torch.equal(features(net, video), plain)
@@ -93,7 +96,9 @@ def test_one_frame_is_the_plain_encoder_to_the_bit(dtype: torch.dtype, monkeypat
 @DTYPES
 def test_a_masked_past_has_the_bits_of_images_alone(dtype: torch.dtype) -> None:
     """Of as many images: in some shapes another number of them rounds matrix products differently."""
-    net, draw = Pi0Network(TINY, dtype).vision, torch.Generator().manual_seed(1)  # its last layer is the temporal one
+    # its last layer is the temporal one
+    net = Pi0Network(TINY, dtype).vision
+    draw = torch.Generator().manual_seed(1)
     video = torch.rand(3, 4, 3, TINY.vision.image, TINY.vision.image, generator=draw) * 2 - 1
     valid = torch.tensor([[False, False, False, True]]).expand(3, 4)
     blank = torch.where(valid[..., None, None, None], video, 0.0)
@@ -106,7 +111,8 @@ def test_a_masked_past_has_the_bits_of_images_alone(dtype: torch.dtype) -> None:
 
 @DTYPES
 def test_masked_frames_cannot_matter(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    net, video = network(dtype), videos(2, 4)
+    net = network(dtype)
+    video = videos(2, 4)
     valid = torch.tensor([[False, False, True, True], [False, True, True, True]])
     found = features(net, video, valid)
     for content in (video * 100, torch.full_like(video, torch.nan), torch.full_like(video, -torch.inf)):
@@ -124,7 +130,8 @@ def test_a_mask_alone_lets_nan_through() -> None:
 
 
 def test_dropped_frames_are_not_computed() -> None:
-    net, video = network(), videos(2, 3)
+    net = network()
+    video = videos(2, 3)
     rows: list[int] = []
     for layer in net.vision.layers:
         layer.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
@@ -133,7 +140,9 @@ def test_dropped_frames_are_not_computed() -> None:
 
 
 def test_cameras_of_a_sample_are_videos() -> None:
-    net, video, valid = network(), videos(4, 4), torch.tensor(MASKS).bool()
+    net = network()
+    video = videos(4, 4)
+    valid = torch.tensor(MASKS).bool()
     cameras = net.image_features(
         video.unflatten(0, (2, 2)), Frames((-3.0, -2.0, -1.0, 0.0), valid.unflatten(0, (2, 2)))
     )
@@ -141,8 +150,10 @@ def test_cameras_of_a_sample_are_videos() -> None:
 
 
 def test_missing_cameras_have_no_past() -> None:
-    net, video = network(), videos(4, 3).unflatten(0, (2, 2))
-    times, tokens = (-2.0, -1.0, 0.0), torch.ones(2, 1, dtype=torch.int64)
+    net = network()
+    video = videos(4, 3).unflatten(0, (2, 2))
+    times = (-2.0, -1.0, 0.0)
+    tokens = torch.ones(2, 1, dtype=torch.int64)
     valid = torch.tensor([[[True] * 3, [True] * 3], [[False, True, True], [False] * 3]])
     there = torch.tensor([[True, True], [True, False]])
     with torch.no_grad():
@@ -158,7 +169,8 @@ def test_missing_cameras_have_no_past() -> None:
 
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_recomputed_gradients_are_equal_to_the_bit(mode: str) -> None:
-    video, times = videos(2, 3), Frames((-2.0, -1.0, 0.0), torch.tensor([[True] * 3, [False, True, True]]))
+    video = videos(2, 3)
+    times = Frames((-2.0, -1.0, 0.0), torch.tensor([[True] * 3, [False, True, True]]))
 
     def gradients(change: Callable[[VisionEncoder], None]) -> list[Tensor]:
         vision = network().vision

@@ -58,7 +58,8 @@ def test_network_has_the_released_number_of_parameters(adaptive: bool, count: in
 
 @BOTH
 def test_flow_loss_reaches_all_but_the_unread_end_of_the_tower(adaptive: bool) -> None:
-    net, given = small(adaptive), inputs()
+    net = small(adaptive)
+    given = inputs()
     found = gradients(net, net.flow_loss(**given).mean())
     last = f"layers.{SMALL.vlm.depth - 1}.vlm."
     leaves = ("self_attn.q_proj", "self_attn.o_proj", "post_attention_layernorm", *(f"mlp.{n}_proj" for n in NAMES))
@@ -72,7 +73,8 @@ NAMES = ("gate", "up", "down")
 
 @BOTH
 def test_the_flow_loss_computes_no_unread_end_of_the_tower(adaptive: bool) -> None:
-    net, given = small(adaptive), inputs()
+    net = small(adaptive)
+    given = inputs()
     calls: list[int] = []
     for number, layer in enumerate(net.layers):
         layer.vlm.mlp.register_forward_hook(lambda *_, number=number: calls.append(number))
@@ -88,7 +90,8 @@ def test_the_flow_loss_computes_no_unread_end_of_the_tower(adaptive: bool) -> No
 
 @BOTH
 def test_without_padding_no_call_has_a_mask(adaptive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    net, given = small(adaptive), inputs()
+    net = small(adaptive)
+    given = inputs()
     given |= {"image_masks": torch.ones(3, 2, dtype=torch.bool), "token_masks": torch.ones(3, 7, dtype=torch.bool)}
     masked = net.flow_loss(**given)
     calls: list[Any] = []
@@ -107,7 +110,8 @@ def test_without_padding_no_call_has_a_mask(adaptive: bool, monkeypatch: pytest.
 
 
 def test_missing_cameras_are_not_encoded() -> None:
-    net, given = small(), inputs()
+    net = small()
+    given = inputs()
     encoded: list[int] = []
     net.vision.register_forward_pre_hook(lambda _, found: encoded.append(len(found[0])))
     net.flow_loss(**given)
@@ -117,7 +121,8 @@ def test_missing_cameras_are_not_encoded() -> None:
 
 def test_a_batch_without_images_uses_every_weight() -> None:
     """All ranks of a sharded run must use the same weights in each step."""
-    net, given = small(), inputs()
+    net = small()
+    given = inputs()
     found = gradients(net, net.flow_loss(**given | {"image_masks": torch.zeros(3, 2, dtype=torch.bool)}).mean())
     own = [grad for name, grad in found.items() if name.startswith(("vision", "projector"))]
     assert all(grad is not None and not grad.any() for grad in own)
@@ -128,7 +133,8 @@ def test_a_batch_without_images_uses_every_weight() -> None:
 
 @BOTH
 def test_candidates_share_one_pass_of_the_tower(adaptive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    net, given = small(adaptive), inputs()
+    net = small(adaptive)
+    given = inputs()
     noise = torch.randn(3, 4, SMALL.chunk, SMALL.dim, generator=torch.Generator().manual_seed(3))
     calls = []
     net.projector.register_forward_hook(lambda *_: calls.append(1))
@@ -156,7 +162,8 @@ def flow_of(net: Pi0Network, given: dict[str, Any], insulate: bool, text: Tail |
 
 def test_rotary_angles_survive_a_cast_of_the_network() -> None:
     """Control: frequencies in a buffer, cast with the module, turn position 900 by more than half a radian."""
-    positions, dim = torch.tensor([[100, 500, 900]]), 256
+    positions = torch.tensor([[100, 500, 900]])
+    dim = 256
     exponents = torch.arange(0, dim, 2).double() / dim
     exact = positions.double()[:, None, :, None] / 10_000**exponents
     found = rotary(positions, dim)
@@ -164,7 +171,8 @@ def test_rotary_angles_survive_a_cast_of_the_network() -> None:
     assert (found.sin - exact.sin()).abs().max() < 2e-4
     rounded = positions[:, None, :, None] * (1 / 10_000**exponents).to(torch.bfloat16).double()
     assert (rounded - exact).abs().max() > 0.5
-    net, given = small(), inputs()
+    net = small()
+    given = inputs()
     cast = copy.deepcopy(net).to(torch.bfloat16).float()
     for parameter, own in zip(cast.parameters(), net.parameters()):
         parameter.data.copy_(own.data)
@@ -173,8 +181,11 @@ def test_rotary_angles_survive_a_cast_of_the_network() -> None:
 
 @BOTH
 def test_bfloat16_follows_float32(adaptive: bool) -> None:
-    net, low, given = small(adaptive), small(adaptive, dtype=torch.bfloat16), inputs()
-    one, two = flow_of(net, given, False).flatten(), flow_of(low, given, False).flatten()
+    net = small(adaptive)
+    low = small(adaptive, dtype=torch.bfloat16)
+    given = inputs()
+    one = flow_of(net, given, False).flatten()
+    two = flow_of(low, given, False).flatten()
     assert two.dtype == torch.float32
     assert torch.nn.functional.cosine_similarity(one, two, dim=0) > 0.999
     assert not close(two, one, 1e-4)
@@ -185,7 +196,9 @@ def test_bfloat16_follows_float32(adaptive: bool) -> None:
 @BOTH
 @pytest.mark.parametrize("mode", ["selective", "full"])
 def test_activation_checkpointing_changes_no_bit(adaptive: bool, mode: Any) -> None:
-    net, given, text = small(adaptive), inputs(), tail()
+    net = small(adaptive)
+    given = inputs()
+    text = tail()
 
     def run() -> tuple[Tensor, dict[str, Tensor | None]]:
         flow, hidden = net.compute(

@@ -160,7 +160,8 @@ def test_lerobot_modes_are_its_formulas(tmp_path: Path, mode: str) -> None:
         expected = states
     else:
         more = 1 if mode == "MIN_MAX" else 0
-        low, high = figures["q01"] - more, figures["q99"] + more
+        low = figures["q01"] - more
+        high = figures["q99"] + more
         expected = 2 * (states - low) / (high - low) - 1
     found = own.states(batch(states, actions), torch.from_numpy(states)).numpy()
     np.testing.assert_allclose(found, expected, atol=3e-5)
@@ -239,7 +240,8 @@ def test_plain_rounding_would_leave_bin_0() -> None:
     """The control of the test above: middle and half of the range, rounded to float32, put some minima below -1."""
     low = np.random.default_rng(0).uniform(-10, 10, 2000).astype(np.float32).astype(np.float64)
     high = low + np.random.default_rng(1).uniform(0.1, 3, 2000)
-    offset, spread = ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
+    offset = ((low + high) / 2).astype(np.float32)
+    spread = ((high - low) / 2).astype(np.float32)
     assert (state_bins((low.astype(np.float32) - offset) / spread) < 0).any()
 
 

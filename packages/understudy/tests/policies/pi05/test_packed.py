@@ -61,7 +61,8 @@ def inputs(network: Pi05Policy, kind: str, rows: list[int] | None = None) -> tup
 
 def with_past(network: Pi05Policy, given: dict[str, Any]) -> dict[str, Any]:
     """The batch with frames and states of two times more, of which the samples have none, one or both."""
-    draw, found = torch.Generator().manual_seed(5), dict(given)
+    draw = torch.Generator().manual_seed(5)
+    found = dict(given)
     is_pad = torch.arange(3) < torch.tensor([2, 0, 1, 2, 0, 1])[:, None]
     for key in (*network.config.cameras, STATE):
         found[key] = torch.stack([given[key].roll(number, dims=0) for number in (1, 2, 0)], dim=1)
@@ -179,7 +180,8 @@ def loop(
             own = head // (q.shape[1] // k.shape[1])
             scores = q[low:high, head] @ k[first:last, own].T / q.shape[2] ** 0.5
             if window_size == (-1, 0):
-                row, column = torch.arange(high - low)[:, None], torch.arange(last - first)
+                row = torch.arange(high - low)[:, None]
+                column = torch.arange(last - first)
                 scores = scores.masked_fill(column > row + (last - first) - (high - low), -torch.inf)
             found[low:high, head] = scores.softmax(dim=1) @ v[first:last, own]
     return found

@@ -283,7 +283,8 @@ def test_command_fails_outside_the_bounds(family: str, folder: Path, capsys: pyt
 # The port itself, where its packages are
 
 
-SITE, PORT = os.environ.get("UNDERSTUDY_PI05_SITE"), os.environ.get("UNDERSTUDY_PI05_PORT")
+SITE = os.environ.get("UNDERSTUDY_PI05_SITE")
+PORT = os.environ.get("UNDERSTUDY_PI05_PORT")
 ROUND_TRIP = """
 import sys, json, pathlib, torch
 sys.path.insert(0, sys.argv[1])
@@ -334,7 +335,8 @@ def add_videos(folder: Path, projected: bool) -> None:
     sizes = json.loads((folder / "sizes.json").read_text()) | {"mem": {"frames": 3, "every": 2}}
     (folder / "sizes.json").write_text(json.dumps(sizes))
     weights = {key: value.double() for key, value in load_file(folder / "weights.safetensors").items()}
-    slow, side = NaivePi0(weights, sizes), sizes["vision"]["image"]
+    slow = NaivePi0(weights, sizes)
+    side = sizes["vision"]["image"]
     if not projected:
         slow.project = lambda x: slow.layer_norm(f"{VISION}post_layernorm", x)  # type: ignore[method-assign]
     video = torch.rand(2, 3, 3, side, side, generator=torch.Generator().manual_seed(4)) * 2 - 1

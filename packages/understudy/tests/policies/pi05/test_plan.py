@@ -72,7 +72,8 @@ def test_plan_of_the_released_dimensions(data: Path) -> None:
 def test_plan_of_a_packed_batch_without_some_cameras_is_that_of_its_step(data: Path) -> None:
     config = settings(data, 8, batch_size=3, max_num_tokens=1000)
     opened = open_data(config)
-    normalization, sample = choose_normalization(config, opened), one_sample(config, opened)
+    normalization = choose_normalization(config, opened)
+    sample = one_sample(config, opened)
     live = LiveBytes()
     with join_mesh(config) as mesh:
         state = init_train_state(config, opened, normalization, mesh)
@@ -93,7 +94,8 @@ def test_plan_of_a_packed_batch_without_some_cameras_is_that_of_its_step(data: P
     def predicted(**changes: Any) -> dict[str, int]:
         return trace_batch(replace(config, **changes), opened, normalization, batch, 1, "cpu")
 
-    found, padded = predicted(), predicted(max_num_tokens=None)
+    found = predicted()
+    padded = predicted(max_num_tokens=None)
     assert found["activations"] == pytest.approx(live.activations, rel=0.05)
     assert found["peak"] == pytest.approx(live.peak, rel=0.05)
     assert padded["peak"] > 1.1 * live.peak, "the control: with its padding the same batch takes more"

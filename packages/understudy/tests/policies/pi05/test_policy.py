@@ -73,24 +73,29 @@ def of_tower(name: str) -> bool:
 
 @BOTH
 def test_garbage_in_padded_places_changes_no_bit(tokenizer: Path, adaptive: bool) -> None:
-    made, given = policy(tokenizer, adaptive), batch()
+    made = policy(tokenizer, adaptive)
+    given = batch()
     given["action_dim_is_pad"] = torch.tensor([[False, False, True]] * 4)
     wrong = {key: value.clone() if isinstance(value, Tensor) else value for key, value in given.items()}
     wrong["action"][given["action_is_pad"]] = torch.nan
     wrong["action"][..., 2] = torch.inf
     wrong[CAMERAS[1]][1] = 200
-    one, two = losses(made, given)["flow"], losses(made, wrong)["flow"]
+    one = losses(made, given)["flow"]
+    two = losses(made, wrong)["flow"]
     assert torch.equal(one.sum, two.sum)
     assert torch.isfinite(one.sum).all()
-    before, after = grads(made, one.sum.sum()), grads(made, two.sum.sum())
+    before = grads(made, one.sum.sum())
+    after = grads(made, two.sum.sum())
     assert all(grad is None or torch.equal(grad, after[name]) for name, grad in before.items())  # type: ignore[arg-type]
     shown = losses(made, {key: value for key, value in wrong.items() if not key.endswith("_is_missing")})["flow"]
     assert not torch.equal(shown.sum, one.sum)
 
 
 def test_extents_on_the_host_change_nothing(tokenizer: Path) -> None:
-    made, given = policy(tokenizer), batch()
-    ready, draws = made.preprocess(given), make_draws(made.random_spec("train"), 0, torch.arange(4))
+    made = policy(tokenizer)
+    given = batch()
+    ready = made.preprocess(given)
+    draws = make_draws(made.random_spec("train"), 0, torch.arange(4))
     without = {key: value for key, value in ready.items() if key != "extents"}
     assert torch.equal(made.losses(ready, draws)["flow"].sum, made.losses(without, draws)["flow"].sum)
     holes = without | {"prompt_is_pad": without["prompt_is_pad"].roll(1, dims=1)}
@@ -100,7 +105,8 @@ def test_extents_on_the_host_change_nothing(tokenizer: Path) -> None:
 
 
 def test_details_add_up_and_change_nothing(tokenizer: Path) -> None:
-    made, given = policy(tokenizer), batch()
+    made = policy(tokenizer)
+    given = batch()
     plain = losses(made, given, "validation")["flow"]
     full = losses(made, given, "validation", detail=True)["flow"]
     assert torch.equal(plain.sum, full.sum)
@@ -136,7 +142,8 @@ def talker(tokenizer: Path, fast: str, **changes: Any) -> Pi05Policy:
 
 @pytest.mark.parametrize("insulation", [True, False])
 def test_insulation_divides_the_training(tokenizer: Path, fast: str, insulation: bool) -> None:
-    made, given = talker(tokenizer, fast, insulation=insulation), batch(response=True)
+    made = talker(tokenizer, fast, insulation=insulation)
+    given = batch(response=True)
     found = losses(made, given)
     flow = grads(made, found["flow"].sum.sum())
     reached = {name for name, grad in flow.items() if grad is not None and grad.any()}
@@ -151,7 +158,8 @@ def test_insulation_divides_the_training(tokenizer: Path, fast: str, insulation:
 
 
 def test_batches_without_responses_use_every_weight(tokenizer: Path, fast: str) -> None:
-    made, given = talker(tokenizer, fast), batch()
+    made = talker(tokenizer, fast)
+    given = batch()
     given["action_is_pad"][:] = True  # no action tokens either
     found = losses(made, given)
     assert not found["text"].count.any()
@@ -180,7 +188,8 @@ def test_cross_entropy_in_parts_equals_the_whole() -> None:
 @pytest.mark.parametrize("grad", [True, False])
 def test_the_logits_of_one_part_alone_exist(monkeypatch: pytest.MonkeyPatch, grad: bool) -> None:
     """The backward pass computes them again, part by part."""
-    hidden, table = torch.randn(12, 8, requires_grad=True), torch.randn(31, 8)
+    hidden = torch.randn(12, 8, requires_grad=True)
+    table = torch.randn(31, 8)
     found: list[int] = []
     linear = F.linear
 
@@ -256,7 +265,8 @@ def test_sampling_stays_on_the_path_of_training_in_padded_dimensions(tokenizer: 
     made = policy(tokenizer, adaptive)
     ready = made.preprocess({key: value for key, value in batch().items() if not key.startswith("action")})
     draws = generate_draws(made.random_spec("act"), 4, torch.Generator().manual_seed(0))
-    noise, seen = draws["noise"], list[Tensor]()
+    noise = draws["noise"]
+    seen = list[Tensor]()
     made.action_in_proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].view(noise.shape)))
     made.act(ready, draws, 4)
     for k, x in enumerate(seen):
@@ -273,7 +283,8 @@ def test_sampling_stays_on_the_path_of_training_in_padded_dimensions(tokenizer: 
 @BOTH
 def test_robot_policy_continues_a_chunk(tokenizer: Path, adaptive: bool) -> None:
     """`act(previous=...)` equals `continue_chunk`; control: without it the actions are others."""
-    made, given = policy(tokenizer, adaptive, max_delay=2), batch()
+    made = policy(tokenizer, adaptive, max_delay=2)
+    given = batch()
     robot = RobotPolicy(made, {})
     observation = {key: given[key] for key in (*CAMERAS, "observation.state", "task")}
 
@@ -398,7 +409,8 @@ def test_another_image_size_is_refused() -> None:
 
 
 def test_float32_images_are_refused(tokenizer: Path) -> None:
-    made, given = policy(tokenizer), batch()
+    made = policy(tokenizer)
+    given = batch()
     ready = made.preprocess(given | {CAMERAS[0]: given[CAMERAS[0]].float()})
     with pytest.raises(ValueError, match=CAMERAS[0]):
         made.losses(ready, generate_draws(made.random_spec("train"), 4))
@@ -410,9 +422,11 @@ def test_padded_lengths_change_no_loss(tokenizer: Path, options: dict[str, Any])
     made = policy(tokenizer, **options)
     prepared = made.preprocess(batch(response=bool(options)))
     draws = generate_draws(made.random_spec("train"), 4, torch.Generator().manual_seed(3))
-    plain, processed = made.losses(prepared, draws), made.processed_tokens(prepared)
+    plain = made.losses(prepared, draws)
+    processed = made.processed_tokens(prepared)
     made.length_multiple = 16
-    padded, counts = made.losses(prepared, draws), made.processed_tokens(prepared)
+    padded = made.losses(prepared, draws)
+    counts = made.processed_tokens(prepared)
     assert padded.keys() == plain.keys()
     for term in plain:
         torch.testing.assert_close(padded[term].sum, plain[term].sum, rtol=1e-5, atol=1e-6)

@@ -20,7 +20,8 @@ from understudy.policies.pi05.released_keys import (
 from understudy.testing.released import L, P, T, released_shapes
 from understudy_base.testing.refusals import refused
 
-PI05, PI0 = TINY, replace(TINY, adaptive=False)
+PI05 = TINY
+PI0 = replace(TINY, adaptive=False)
 BOTH = pytest.mark.parametrize("sizes", [PI05, PI0], ids=["pi0.5", "pi0"])
 
 
@@ -42,7 +43,8 @@ def renamed(shapes: Shapes, *pairs: tuple[str, str]) -> dict[str, tuple[int, ...
 def test_match_finds_every_tensor_of_the_released_sizes() -> None:
     for adaptive, count, stored in ((True, 3_353_433_872, 3_616_757_520), (False, 3_238_048_528, 3_501_372_176)):
         sizes = replace(BASE, adaptive=adaptive)
-        wanted, found = parameters(sizes), released_shapes(sizes)
+        wanted = parameters(sizes)
+        found = released_shapes(sizes)
         assert sum(map(prod, wanted.values())) == count
         assert sum(map(prod, found.values())) == stored
         assert len(match(found, wanted).keys) == len(wanted) == len(found) - 1
@@ -80,7 +82,8 @@ DIALECTS = {
 @pytest.mark.parametrize("dialect", DIALECTS)
 @BOTH
 def test_match_reads_each_dialect(dialect: str, sizes: Sizes) -> None:
-    plain, wanted = released_shapes(sizes), parameters(sizes)
+    plain = released_shapes(sizes)
+    wanted = parameters(sizes)
     pairs, first = DIALECTS[dialect]
     found = {first + key: shape for key, shape in renamed(plain, *pairs).items()}
     matched = match(found, wanted)
@@ -103,8 +106,10 @@ def test_match_prefers_the_embedding_to_a_stale_head() -> None:
 
 
 def test_match_names_missing_extra_and_misshapen_keys() -> None:
-    found, wanted = released_shapes(PI05), parameters(PI05)
-    lost, odd = f"{L}layers.1.mlp.up_proj.weight", f"{T}post_layernorm.bias"
+    found = released_shapes(PI05)
+    wanted = parameters(PI05)
+    lost = f"{L}layers.1.mlp.up_proj.weight"
+    odd = f"{T}post_layernorm.bias"
     wrong = {**found, odd: (3,), f"{L}layers.9.mlp.up_proj.weight": (2, 2), "surplus": (1,)}
     del wrong[lost]
     with pytest.raises(WeightsError) as caught:
@@ -153,7 +158,8 @@ def test_match_names_the_other_family(theirs: Sizes, ours: Sizes, kind: str) -> 
 
 
 def test_match_refuses_another_shape_and_a_missing_tensor() -> None:
-    found, wanted = released_shapes(PI05), parameters(PI05)
+    found = released_shapes(PI05)
+    wanted = parameters(PI05)
     found["action_in_proj.weight"] = (PI05.expert.width, 7)
     del found["action_out_proj.bias"]
     with pytest.raises(WeightsError) as caught:

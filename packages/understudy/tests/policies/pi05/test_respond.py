@@ -12,7 +12,8 @@ from understudy.testing.pi05 import inputs, seen, small
 def full_passes(network: Pi0Network, observed: Observation, length: int, end: int) -> list[list[int]]:
     """Responses of each sample by a pass over everything for each token."""
     count = len(observed.valid)
-    tokens, masks = torch.zeros(count, 0, dtype=torch.int64), torch.zeros(count, 0, dtype=torch.bool)
+    tokens = torch.zeros(count, 0, dtype=torch.int64)
+    masks = torch.zeros(count, 0, dtype=torch.bool)
     ended = torch.zeros(count, dtype=torch.bool)
     for _ in range(length):
         whole = network.with_tail(observed, Tail(tokens, masks, tokens.shape[1]))
@@ -20,7 +21,8 @@ def full_passes(network: Pi0Network, observed: Observation, length: int, end: in
         assert hidden is not None
         last = torch.where(whole.valid, torch.arange(whole.valid.shape[1]), 0).amax(dim=1)
         best = F.linear(hidden[torch.arange(count), last], network.embedding.weight).argmax(dim=1)
-        tokens, masks = torch.cat([tokens, best[:, None]], dim=1), torch.cat([masks, ~ended[:, None]], dim=1)
+        tokens = torch.cat([tokens, best[:, None]], dim=1)
+        masks = torch.cat([masks, ~ended[:, None]], dim=1)
         ended = ended | (best == end)
     return [tokens[row][masks[row]].tolist() for row in range(count)]
 
@@ -28,7 +30,8 @@ def full_passes(network: Pi0Network, observed: Observation, length: int, end: in
 @torch.no_grad()
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_responses_over_a_cache_equal_full_passes(adaptive: bool) -> None:
-    network, given = small(adaptive), seen(inputs(4))
+    network = small(adaptive)
+    given = seen(inputs(4))
     network.embedding.weight.mul_(0.02)  # otherwise a token predicts itself, whatever is before it
     observed = network.observe(*given.values())
     free = full_passes(network, observed, 9, end=-1)

@@ -100,7 +100,8 @@ class Kernels(TorchDispatchMode):
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["none", "full"])
 def test_eager_attention_differs_by_rounding_alone(files: Path, tmp_path: Path, mode: Any) -> None:
-    losses, names = [], []
+    losses = []
+    names = []
     for attention in ("sdpa", "eager"):
         out = tmp_path / attention
         made = config(files, out, Pi05Settings, steps=4, attention=attention, activation_checkpoint=mode)

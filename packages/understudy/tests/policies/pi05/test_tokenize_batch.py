@@ -21,7 +21,8 @@ pytest.importorskip("tokenizers", reason="needs the extra pi05")
 from understudy.testing.sentences import write_model
 from understudy_base.testing.refusals import refused
 
-VOCAB, STEPS = 1024, 6
+VOCAB = 1024
+STEPS = 6
 WIDTHS = {"action": 3, "observation.state": 2}
 NORMALIZATION: dict[str, Any] = {
     "heads": ["a", "b"],
@@ -120,12 +121,14 @@ def test_action_tokens_decode_to_the_normalized_actions(files: Path, normalizer:
 
 def test_padded_steps_repeat_the_last_real_one(files: Path, normalizer: Normalizer) -> None:
     own = texts(files, fast=str(files / "fast"))
-    padded, repeated = batch(), batch()
+    padded = batch()
+    repeated = batch()
     padded["action_is_pad"][0, 3:] = True
     padded["action_is_pad"][1] = True
     padded["action"][0, 3:], padded["action"][1] = float("nan"), float("inf")
     repeated["action"][0, 3:] = repeated["action"][0, 2]
-    one, two = own.add(padded, normalizer), own.add(repeated, normalizer)
+    one = own.add(padded, normalizer)
+    two = own.add(repeated, normalizer)
     assert torch.equal(one["action_tokens"][0], two["action_tokens"][0])
     assert one["action_tokens_is_pad"][1].all()
     padded["action"][0, 1] = float("nan")

@@ -26,16 +26,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_first_weights_come_from_the_file(folder: Path) -> None:
-    stored, weights = load_file(folder / "model.safetensors"), FirstWeights(WANTED, folder)
+    stored = load_file(folder / "model.safetensors")
+    weights = FirstWeights(WANTED, folder)
     for key, tensor in stored.items():
         if key != EXPERT_HEAD:
-            name, rows = str(own_name(key)), len(tensor)
+            name = str(own_name(key))
+            rows = len(tensor)
             assert torch.equal(weights(name, 0, rows), tensor)
             assert torch.equal(weights(name, rows // 3, rows - 1), tensor[rows // 3 : rows - 1])
 
 
 def test_first_weights_are_those_of_the_file(folder: Path) -> None:
-    weights, drawn = FirstWeights(WANTED, folder, seed=3), FirstWeights(WANTED, seed=3)
+    weights = FirstWeights(WANTED, folder, seed=3)
+    drawn = FirstWeights(WANTED, seed=3)
     assert not torch.equal(weights("action_in_proj.weight", 0, 4), drawn("action_in_proj.weight", 0, 4))
     with pytest.raises(WeightsError):
         FirstWeights(WANTED | {"vlm_norm.weight": (7,)}, folder)
@@ -59,7 +62,8 @@ def test_saved_folder_has_released_keys_and_loads_again(tmp_path: Path, adaptive
 
 def test_fresh_weights_depend_on_seed_name_and_shape_alone() -> None:
     before = torch.get_rng_state()
-    one, two = FirstWeights(WANTED, seed=1), FirstWeights(dict(reversed(WANTED.items())), seed=1)
+    one = FirstWeights(WANTED, seed=1)
+    two = FirstWeights(dict(reversed(WANTED.items())), seed=1)
     for name, (rows, *_) in WANTED.items():
         assert torch.equal(one(name, 0, rows), torch.cat([two(name, 0, rows // 2), two(name, rows // 2, rows)]))
     assert torch.equal(torch.get_rng_state(), before)

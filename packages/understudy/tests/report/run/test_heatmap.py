@@ -35,7 +35,8 @@ def rows_of(val: list[dict[str, Any]]) -> dict[str, str]:
 
 def test_heatmap_marks_risen_groups_and_lists_them_first() -> None:
     val = [record(10, one_a=2.0, two_b=1.0), record(20, one_a=1.0, two_b=2.0), record(30, one_a=0.5, two_b=3.0)]
-    html, rows = html_of(heatmap(val)), rows_of(val)
+    html = html_of(heatmap(val))
+    rows = rows_of(val)
     assert list(rows) == ["two · b", "one · a"]
     assert "▲ worse: +200 % since step 10" in rows["two · b"]
     assert "at its lowest" in rows["one · a"]
@@ -64,7 +65,8 @@ def test_since_lowest(line: list[Any], rise: float, which: int) -> None:
 
 def test_heatmap_of_non_finite_losses_and_missing_groups() -> None:
     val = [record(1, one_a=1.0, two_b=1.0), record(2, one_a=None, two_b=1.0, **{"two_<i>": 4.0})]
-    html, rows = html_of(heatmap(val)), rows_of(val)
+    html = html_of(heatmap(val))
+    rows = rows_of(val)
     assert "worse: not finite, lowest at step 1" in rows["one · a"]
     assert "NaN" in rows["one · a"]
     assert "<i>" not in html

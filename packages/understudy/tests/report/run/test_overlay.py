@@ -130,7 +130,9 @@ def result(seed: int, successes: int, episodes: int, **protocol: str) -> dict[st
 
 
 def test_success_of_seeds_is_pooled_and_compared_under_equal_conditions(copy: Change) -> None:
-    one, two, other = copy("one"), copy("two"), copy("other")
+    one = copy("one")
+    two = copy("two")
+    other = copy("other")
     for root, results in {
         one: [result(0, 20, 30, mujoco="3.3.0"), result(1, 36, 40, mujoco="3.3.0")],
         two: [result(0, 48, 80, mujoco="3.3.0")],
@@ -166,7 +168,9 @@ def test_runs_at_any_moment_are_compared(copy: Change, tmp_path: Path, capsys: p
 
 
 def test_curves_of_all_runs_are_in_the_charts_of_the_first(copy: Change, tmp_path: Path) -> None:
-    one, two, empty = copy("one"), copy("two"), copy("empty")
+    one = copy("one")
+    two = copy("two")
+    empty = copy("empty")
     (empty / "metrics.jsonl").unlink()
     others = [read_run(two, "B"), read_run(empty, "C")]
     page = write_report(one, tmp_path / "page.html", worst_episodes=0, others=others).read_text()
@@ -203,7 +207,8 @@ def test_names_of_runs_are_text(copy: Change, tmp_path: Path) -> None:
 
 
 def test_runs_are_named_once(copy: Change, tmp_path: Path) -> None:
-    one, two = copy("one"), copy("two")
+    one = copy("one")
+    two = copy("two")
     (tmp_path / "link").symlink_to(one)
     with refused("runs", kind=ConfigError):
         read_settings("report", [str(one), str(two), str(tmp_path / "link")])
@@ -218,7 +223,8 @@ def snapshot(root: Path) -> dict[str, Any]:
 def test_report_of_several_runs_changes_none_of_them(
     copy: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, two = copy("one"), copy("two")
+    one = copy("one")
+    two = copy("two")
     before = snapshot(one), snapshot(two)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -241,7 +247,8 @@ def test_report_of_several_runs_changes_none_of_them(
 def test_report_replaces_only_its_own_page(
     copy: Change, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, two = copy("one"), copy("two")
+    one = copy("one")
+    two = copy("two")
     (two / "report.html").write_text('<html><head><meta name="generator" content="understudy page">')
     (tmp_path / "notes.html").write_text("mine")
     before = snapshot(tmp_path)
@@ -254,7 +261,8 @@ def test_report_replaces_only_its_own_page(
 def test_report_of_one_run_replaces_an_output_only_with_overwrite(
     copy: Change, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, page = copy("one"), tmp_path / "page.html"
+    one = copy("one")
+    page = tmp_path / "page.html"
     words = ["report", str(one), "--worst-episodes", "0", "--output", str(page)]
     assert main(words) == 0
     page.write_text(page.read_text() + "<!-- a note -->")

@@ -56,12 +56,14 @@ def test_worst_episodes_have_frames_and_both_actions(compared: Path) -> None:
     with open_checkpoint(compared) as (state, validation):
         actions = EpisodeActions(state, validation)
         for episode, loss in expected:
-            page, catalog = html_of(found[episode]), validation.datasets[0].catalog
+            page = html_of(found[episode])
+            catalog = validation.datasets[0].catalog
             length = int(catalog.episodes.lengths[catalog.episodes.row_of(episode)])
             assert found[episode]["title"].endswith(f"{loss:.4f}")
             assert page.count("<img") == min(8, length)
             assert f"understudy view {compared} --episodes {episode}" in page
-            predicted, charts = actions.predict(0, episode, length), charts_of(page)
+            predicted = actions.predict(0, episode, length)
+            charts = charts_of(page)
             assert len(charts) == 2
             for joint, chart in enumerate(charts):
                 recorded, dashed = chart["lines"]

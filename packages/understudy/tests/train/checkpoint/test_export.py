@@ -202,7 +202,8 @@ def test_train_starts_from_an_exported_policy(trained: Path, data: Path, tmp_pat
     still = replace(config, optim=replace(config.optim, lr=1e-30, weight_decay=0.0))
     still = replace(still, data=replace(still.data, val_fraction=0.5))
     assert run.train(still) == run.DONE
-    one, two = FlowPolicy.load(exported), FlowPolicy.load(tmp_path / "r/policy")
+    one = FlowPolicy.load(exported)
+    two = FlowPolicy.load(tmp_path / "r/policy")
     assert all(torch.equal(tensor, two.state_dict()[name]) for name, tensor in one.state_dict().items())
     assert (exported / "normalisation.json").read_text() == (tmp_path / "r/policy/normalisation.json").read_text()
     fresh = tiny_config(data, tmp_path / "fresh", steps=1, val={"every": 0})
@@ -290,7 +291,8 @@ def test_an_export_that_finds_another_one_at_its_end_keeps_it(
 ) -> None:
     out = tmp_path / "policy"
     words = ["export", str(trained), "--output-dir", str(out)]
-    save, calls = policy_folder.save, []
+    save = policy_folder.save
+    calls = []
 
     def slow(*arguments: Any, **options: Any) -> None:
         calls.append(1)

@@ -53,7 +53,8 @@ def two(tmp_path: Path) -> Path:
 
 
 def test_second_checkpoint_has_only_the_bytes_that_change(two: Path) -> None:
-    first, second = two / "step-00000001", two / "step-00000002"
+    first = two / "step-00000001"
+    second = two / "step-00000002"
     assert holds(first, 1)
     assert holds(second, 2)
     new = {inode: size for inode, size in inodes(second).items() if inode not in inodes(first)}
@@ -76,7 +77,8 @@ def test_copied_folder_alone_is_complete(two: Path, tmp_path: Path) -> None:
     shutil.rmtree(two / "step-00000001")
     shutil.rmtree(two / "step-00000002")
     assert holds(tmp_path / "other/step-00000002", 2)
-    saver, live = Saver(tmp_path / "other", keep_last=2), tensors(0)
+    saver = Saver(tmp_path / "other", keep_last=2)
+    live = tensors(0)
     saver.load(tmp_path / "other/step-00000002", live)
     saver.save(3, {**live, "weights/low": tensors(3)["weights/low"]}, {}, FROZEN)
     assert holds(tmp_path / "other/step-00000003", 3)
@@ -92,7 +94,8 @@ def checkpoints(folder: Path) -> tuple[Path, Path]:
 def test_frozen_tensors_are_written_again_where_links_are_impossible(
     two: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
 ) -> None:
-    plain, calls = os.link, []
+    plain = os.link
+    calls = []
 
     def refuse(*paths: Any) -> None:
         calls.append(paths)
@@ -198,7 +201,8 @@ def test_kill_in_the_save_leaves_complete_checkpoints(two: Path) -> None:
 
 
 def test_background_save_does_not_copy_frozen_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saver, copied = Saver(tmp_path, keep_last=2, background=True), set[str]()
+    saver = Saver(tmp_path, keep_last=2, background=True)
+    copied = set[str]()
     plain = Saver._copy
 
     def copy(self: Saver, given: dict[str, Tensor], kind: str) -> dict[str, Tensor]:

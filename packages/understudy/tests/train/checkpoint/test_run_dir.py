@@ -138,7 +138,8 @@ def test_save_on_a_failing_disk_keeps_the_previous_checkpoint(
 
 
 def test_run_dir_begins_once(tmp_path: Path) -> None:
-    run, config = RunDir(tmp_path / "r"), TrainConfig(data=DataConfig(root="d"))
+    run = RunDir(tmp_path / "r")
+    config = TrainConfig(data=DataConfig(root="d"))
     with refused(tmp_path / "r", "config.yaml", kind=ConfigError):
         run.settings()
     decided = {name: {} for name in RECORDED - {"format"}}
@@ -176,7 +177,8 @@ def test_run_dir_begin_overwrites_nothing(tmp_path: Path, name: str) -> None:
 
 
 def test_run_dir_begins_again_after_withdraw_or_kill(tmp_path: Path) -> None:
-    run, config = RunDir(tmp_path), TrainConfig(data=DataConfig(root="d"))
+    run = RunDir(tmp_path)
+    config = TrainConfig(data=DataConfig(root="d"))
     decided = {key: {} for key in RECORDED - {"format"}}
     run.begin(config, decided)
     metrics_file.MetricsFile(run.metrics).write(RECORDS)
@@ -267,7 +269,8 @@ def test_settings_are_parsed_again_only_after_a_change(tmp_path: Path, monkeypat
     first = run.settings()
     assert RunDir(tmp_path / "r").settings() == first
     assert len(parsed) == 1
-    before, times = run.config.read_text(), run.config.stat()
+    before = run.config.read_text()
+    times = run.config.stat()
     run.config.write_text(before.replace(f"steps: {first.steps}", f"steps: {first.steps + 1}"))
     assert run.config.stat().st_size == times.st_size
     os.utime(run.config, ns=(times.st_atime_ns, times.st_mtime_ns))

@@ -54,7 +54,8 @@ def check_unreadable(path: Path, *values: object) -> None:
 
 
 def test_load_refuses_any_flipped_bit_and_suggests_the_one_before(saved: Path) -> None:
-    path, draw = saved / "step-00000006", random.Random(0)
+    path = saved / "step-00000006"
+    draw = random.Random(0)
     for file in sorted(path.iterdir()):
         whole = file.read_bytes()
         for _ in range(25):
@@ -217,7 +218,8 @@ class ByName(pickle.Pickler):
 
 def test_read_index_of_an_older_python(saved: Path) -> None:
     path = saved / "step-00000006"
-    whole, written = read_index(path), io.BytesIO()
+    whole = read_index(path)
+    written = io.BytesIO()
     ByName(written).dump(pickle.loads((path / ".metadata").read_bytes()))
     assert b"getattr" in written.getvalue()
     (path / ".metadata").write_bytes(written.getvalue())

@@ -146,7 +146,8 @@ def test_digests_are_cached_until_a_file_changes(tmp_path: Path) -> None:
 def test_remote_copy_is_the_same_dataset(tmp_path: Path) -> None:
     tiny_dataset(tmp_path / "d")
     with RangeServer(tmp_path) as server:
-        there, here = digests(f"{server.url}/d", spans=str(tmp_path / "spans")), digests(tmp_path / "d")
+        there = digests(f"{server.url}/d", spans=str(tmp_path / "spans"))
+        here = digests(tmp_path / "d")
         assert fingerprint.changed_kinds(here, there) == fingerprint.changed_kinds(there, here) == []
         assert [name for name, found in there.items() if found is not None]
         other_actions(tmp_path / "d")
@@ -165,7 +166,8 @@ def test_digests_of_many_small_datasets_are_kept_in_groups(tmp_path: Path, monke
     def requests() -> list[fingerprint.Request]:
         return [fingerprint.Request([EpisodeDataset(root)], CAMERAS) for root in roots]
 
-    cache, read = tmp_path / "cache", list[str]()
+    cache = tmp_path / "cache"
+    read = list[str]()
     whole = fingerprint._whole
 
     def counted(files: Files, path: str) -> str:
@@ -183,7 +185,8 @@ def test_digests_of_many_small_datasets_are_kept_in_groups(tmp_path: Path, monke
     assert read == []
 
     path = roots[3] / "data/chunk-000/file-000.parquet"
-    content, times = bytearray(path.read_bytes()), path.stat()
+    content = bytearray(path.read_bytes())
+    times = path.stat()
     content[len(content) // 2] ^= 1
     path.write_bytes(content)  # of equal size and time
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))

@@ -19,7 +19,8 @@ from understudy_data.testing.datasets import Spec, write_dataset
 def test_tasks_of_frames_are_read_from_files_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     truth = write_dataset(tmp_path / "set", Spec(lengths=(9, 8, 11, 10), foreign=False))
     data = open_data(tiny_config(tmp_path / "set", tmp_path / "out"))
-    both, read = threading.Barrier(2), Rows.read_file
+    both = threading.Barrier(2)
+    read = Rows.read_file
 
     def read_with_the_other(self: Rows, file: int) -> Any:
         both.wait(30)

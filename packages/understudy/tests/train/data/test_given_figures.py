@@ -22,7 +22,8 @@ from understudy_kit.cli.main import main
 from understudy_kit.config.dataset import SourceConfig
 from understudy_kit.config.schema import override
 
-ACTION, STATE = "action", "observation.state"
+ACTION = "action"
+STATE = "observation.state"
 NAMES = ("a", "b", "gripper")
 KEYS = {STATE: "state", ACTION: "actions"}
 
@@ -266,7 +267,8 @@ def test_an_initial_policy_whose_gripper_rested_trains_with_the_range(
 def test_the_sample_is_a_function_of_the_key_and_bounded(tmp_path: Path) -> None:
     data = open_data(config_of(recording(tmp_path / "d", episodes=30, length=40)))
     part = data.training[0]
-    first, again = sample_rows(part, (), 4, 5, 100, 10), sample_rows(part, (), 4, 5, 100, 10)
+    first = sample_rows(part, (), 4, 5, 100, 10)
+    again = sample_rows(part, (), 4, 5, 100, 10)
     other = sample_rows(part, (), 4, 6, 100, 10)
     assert len(first[ACTION]) <= 100
     assert np.array_equal(first[ACTION], again[ACTION])

@@ -36,7 +36,8 @@ def disc(height: int, width: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SourceConfig]:
-    root, rng = tmp_path_factory.mktemp("sizes"), np.random.default_rng(0)
+    root = tmp_path_factory.mktemp("sizes")
+    rng = np.random.default_rng(0)
     for name, size in SIZES.items():
         vectors = {key: {"dtype": "float32", "shape": (2,)} for key in ("action", "observation.state")}
         features = {TOP: {"dtype": "video", "shape": (*size, 3)}, **vectors}

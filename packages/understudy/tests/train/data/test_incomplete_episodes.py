@@ -25,7 +25,8 @@ from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
 from understudy_kit.config.dataset import SourceConfig
 
-TOP, WRIST = "observation.images.top", "observation.images.wrist"
+TOP = "observation.images.top"
+WRIST = "observation.images.wrist"
 LENGTHS = (9, 7, 11, 8, 6, 10, 9, 7, 8, 12)
 Make = Callable[..., Path]
 

@@ -379,7 +379,8 @@ def test_open_data_refuses_an_episode_in_both_parts(many: Path, tmp_path: Path) 
 
 
 def test_sequence_of_sources_changes_no_number(sources: tuple[SourceConfig, ...]) -> None:
-    one, other = opened(*sources), opened(*reversed(sources))
+    one = opened(*sources)
+    other = opened(*reversed(sources))
     assert other.names == tuple(reversed(NAMES))
     assert (one.heads, one.cameras, one.size) == (other.heads, other.cameras, other.size)
     assert compute_normalization(one, "quantile") == compute_normalization(other, "quantile")

@@ -107,7 +107,8 @@ def config(data: Path, out: Path, **changes: Any) -> TrainConfig:
 
 def test_run_with_defaults_trains_on_the_next_state(data: Path, tmp_path: Path) -> None:
     assert run.train(config(data, tmp_path / "r")) == run.DONE
-    ahead, now = (1 + CHUNK,), ()
+    ahead = (1 + CHUNK,)
+    now = ()
     assert Ahead.seen == {("losses", True, ahead, now), ("losses", False, ahead, now), ("act", False, now, now)}
     for kind in ("train", "val"):
         assert all("next_state" in record["terms"] for record in series(tmp_path / "r", kind))

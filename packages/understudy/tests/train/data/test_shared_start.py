@@ -46,7 +46,8 @@ def start(config: TrainConfig) -> dict[str, Any]:
     with warnings.catch_warnings(), Loader(data.training, order=order, num_threads=1, rank=0, world_size=1) as loader:
         warnings.simplefilter("ignore")
         batch = next(loader)
-    part, facts = data.training[0], read_facts(data.training[0])
+    part = data.training[0]
+    facts = read_facts(data.training[0])
     return {
         "segments": part.segments.tolist(),
         "stops": part.window_stops.tolist(),

@@ -49,7 +49,8 @@ def frames_of(part: EpisodeDataset | None) -> set[tuple[int, int]]:
 
 def usable(episode: int, source: dict[str, Any]) -> set[tuple[int, int]]:
     """Samples of an episode, by the words of the settings."""
-    length, kept = LENGTHS[episode], KEEPS[source["keep"]]
+    length = LENGTHS[episode]
+    kept = KEEPS[source["keep"]]
     found = set()
     for frame in range(source["drop_n_first_frames"], length - source["drop_n_last_frames"]):
         seen = range(frame, frame + CHUNK) if source["keep_rule"] == "window" else [frame]
@@ -83,14 +84,16 @@ def test_both_sides_are_what_was_asked_for_and_share_no_episode(root: Path, sour
     samples = {e: usable(e, source) for e in own}
     there = {e for e in own if samples[e]}
     if listed:
-        held, trained = listed & there, there - listed
+        held = listed & there
+        trained = there - listed
         possible = bool(held and trained)
     elif val and len(there) >= 2:
         trained, held = (set(ids.tolist()) for ids in split_episodes(sorted(there), val, tasks=TASKS_OF))
         possible = bool(trained and held)
         assert possible
     else:
-        held, trained = set(), there
+        held = set()
+        trained = there
         possible = bool(there) and not val
     config = tiny_config(root / "d", root / "run")
     data = replace(
@@ -109,7 +112,8 @@ def test_both_sides_are_what_was_asked_for_and_share_no_episode(root: Path, sour
             open_data(config)
         return
     found = open_data(config)
-    training, held_out = frames_of(found.training[0]), frames_of(found.validation[0])
+    training = frames_of(found.training[0])
+    held_out = frames_of(found.validation[0])
     assert not {e for e, _ in training} & {e for e, _ in held_out}
     assert training == set().union(*(samples[e] for e in trained))
     assert held_out == set().union(*(samples[e] for e in held))
@@ -121,7 +125,8 @@ def held_out(config: TrainConfig, recorded: list[dict[str, Any]] | None = None) 
 
 def test_validation_spreads_over_tasks_and_a_run_keeps_its_own(tmp_path: Path) -> None:
     """All episodes of one task (5 and 11) hash to validation, until the dataset has a third of them."""
-    ids, longer = tuple(range(3, 15)), tuple(range(3, 18))
+    ids = tuple(range(3, 15))
+    longer = tuple(range(3, 18))
     plain = split_episodes(ids, 0.3)[1].tolist()
     assert {5, 11} <= set(plain)
     write_dataset(root := tmp_path / "d", Spec(lengths=(4,) * len(ids), ids=ids, cameras=()))

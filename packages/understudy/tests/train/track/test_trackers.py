@@ -120,7 +120,8 @@ def test_metrics_log_writes_on_one_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize("link", ["hardlink_to", "symlink_to"])
 def test_copied_run_of_links_leaves_the_metrics_of_the_first(tmp_path: Path, link: str) -> None:
     """As `cp -al` and `cp -rs` copy a run; the copy is then resumed."""
-    first, copy = tmp_path / "first.jsonl", tmp_path / "copy.jsonl"
+    first = tmp_path / "first.jsonl"
+    copy = tmp_path / "copy.jsonl"
     first.write_text('{"kind": "train", "step": 3}\n')
     getattr(copy, link)(first)
     metrics_file.truncate(copy, 3)

@@ -41,7 +41,8 @@ def test_largest_starts_with_losses_that_are_not_finite_and_omits_empty_episodes
 
 def test_read_validated_takes_the_latest_file_of_a_logged_validation(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    old, stale = sums([6.0, 5.0], [3, 1]), sums([1.0, 1.0], [1, 1])
+    old = sums([6.0, 5.0], [3, 1])
+    stale = sums([1.0, 1.0], [1, 1])
     old.write(run.episode_losses(5))
     stale.write(run.episode_losses(10))
     val = [{"step": 5, "loss": 2 * 11 / 4}, {"step": 10, "loss": 0.125}, {"step": 15, "loss": 1.0}]

@@ -46,7 +46,8 @@ def test_images_that_cannot_be_written_do_not_end_a_run(tmp_path: Path, caplog: 
 
 
 def test_a_flow_policy_imagines_states_after_given_actions() -> None:
-    model, given = policy(future=True), batch(2)
+    model = policy(future=True)
+    given = batch(2)
     draws = make_draws(model.random_spec("act"), 3, torch.arange(2))
     found = model.imagine(given, draws, 3)
     assert found.images is None

@@ -55,7 +55,8 @@ def config_of(data: Path, out: Path, **changes: Any) -> TrainConfig:
 
 @contextmanager
 def small_chunks() -> Iterator[None]:
-    before, validation_loss.BATCH = validation_loss.BATCH, CHUNK
+    before = validation_loss.BATCH
+    validation_loss.BATCH = CHUNK
     try:
         yield
     finally:
@@ -70,12 +71,17 @@ class Asked:
 
     def __init__(self, which: int, at: int = 1, rank: int = 0) -> None:
         self.which, self.at, self.mine = which, at, int(os.environ.get("RANK", "0")) == rank
-        self.begun, self.after = 0, 0
-        self._judge, self._read, self._asked, self._number = evaluate, ValidationData.read, False, 0
+        self.begun = 0
+        self.after = 0
+        self._judge = evaluate
+        self._read = ValidationData.read
+        self._asked = False
+        self._number = 0
 
     def __enter__(self) -> "Asked":
         def judged(*arguments: Any, **options: Any) -> Any:
-            self.begun, self._number = self.begun + 1, 0
+            self.begun = self.begun + 1
+            self._number = 0
             return self._judge(*arguments, **options)
 
         def read(held: ValidationData, part: slice) -> Any:
@@ -201,12 +207,14 @@ def damaged(data: Path) -> tuple[Path, int]:
     """The same dataset with one frame of a validation episode overwritten, and the number of its sample."""
     held = held_out_of(data)
     sample = 6
-    episode, frame = int(held.episode[sample]), int(held.frame[sample])
+    episode = int(held.episode[sample])
+    frame = int(held.frame[sample])
     root = data.with_name("damaged")
     shutil.copytree(data, root)
     video = sorted((root / "videos").rglob("*.mp4"))[episode]
     packets = open_packets(str(video))
-    at, size = int(packets.index.offset[frame]), int(packets.index.size[frame])
+    at = int(packets.index.offset[frame])
+    size = int(packets.index.size[frame])
     packets.close()
     content = bytearray(video.read_bytes())
     content[at + 5 : at + size] = b"\xff" * (size - 5)

@@ -72,7 +72,8 @@ def test_best_checkpoint_uses_the_named_figure(tmp_path: Path) -> None:
 def test_forward_passes_of_a_validation_are_no_larger_than_those_of_the_training(
     sources: tuple[SourceConfig, ...], tmp_path: Path, sizes: dict[str, int], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, losses = [], FlowPolicy.losses
+    seen = []
+    losses = FlowPolicy.losses
 
     def noted(self: FlowPolicy, batch: Any, *others: Any, **options: Any) -> Any:
         seen.append((self.training, len(batch["task"])))
@@ -133,7 +134,8 @@ def test_validation_does_not_affect_training_of_a_mixture(
     config = override(RunDir(done).settings(), output_dir=str(tmp_path / "r"), checkpoint={"keep_best": "none"})
     run.train(override(config, **changes))
     assert series(tmp_path / "r") == series(done)
-    one, two = final_tensors(done), final_tensors(tmp_path / "r")
+    one = final_tensors(done)
+    two = final_tensors(tmp_path / "r")
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
     then, now = ({r["step"]: r for r in series(root, "val")} for root in (done, tmp_path / "r"))

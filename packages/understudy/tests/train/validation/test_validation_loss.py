@@ -43,7 +43,8 @@ from understudy_data.load.validation_data import (
 from understudy_kit.config.dataset import SourceConfig
 
 FLOW = {"flow": 1.0}
-DRAWS, SEED = FlowPolicy.validation_draws, 7
+DRAWS = FlowPolicy.validation_draws
+SEED = 7
 
 
 WIDE = {"wide": 4, "small": 4, "two": 2}  # joints
@@ -72,7 +73,8 @@ def spread_of(head: int) -> list[float]:
 
 def untrained(sources: tuple[SourceConfig, ...], data: RunData) -> FlowPolicy:
     """A policy all of whose parameters matter (the last layers start at zero, which would hide much)."""
-    config, count = data.policy_config(mixed(sources, Path("out"))), len(data.heads)
+    config = data.policy_config(mixed(sources, Path("out")))
+    count = len(data.heads)
     offset = [0.1, 0.0, -0.2, 0.0][: config.action_dim]
     maps = {"offset": [offset] * count, "spread": [spread_of(head)[: config.action_dim] for head in range(count)]}
     state = {"offset": [[0.0] * config.state_dim] * count, "spread": [[1.0] * config.state_dim] * count}
@@ -102,13 +104,16 @@ def test_it_is_what_a_slow_obvious_computation_finds(sources: tuple[SourceConfig
     policy = untrained(sources, data)
     found: list[dict[str, Any]] = []
     for number, name in enumerate(data.names):
-        part, place = data.validation[number], 0
+        part = data.validation[number]
+        place = 0
         assert part is not None
         for episode, start, stop in part.segments.tolist():
             for frame in range(start, stop):
                 one = part.sample(episode, frame)
-                width, felt = one["action"].shape[1], one["observation.state"]
-                action, state = torch.zeros(1, 3, 4), torch.zeros(1, 5)
+                width = one["action"].shape[1]
+                felt = one["observation.state"]
+                action = torch.zeros(1, 3, 4)
+                state = torch.zeros(1, 5)
                 action[0, :, :width], state[0, : len(felt)] = one["action"], felt
                 batch = {key: value[None] for key, value in one.items() if isinstance(value, torch.Tensor)}
                 batch |= {"task": [one["task"]], "action": action, "observation.state": state}
@@ -227,7 +232,8 @@ def test_where_nothing_counts_there_is_no_loss_that_could_be_the_best(sources: t
 @pytest.mark.filterwarnings("error")
 def test_a_loss_beyond_all_numbers_is_told_and_no_more(sources: tuple[SourceConfig, ...]) -> None:
     _, held = opened(sources)
-    sums, counts = np.full(len(held), 3.0), np.full(len(held), 2.0)
+    sums = np.full(len(held), 3.0)
+    counts = np.full(len(held), 2.0)
     sums[0], sums[-1], counts[-1] = np.inf, 0.0, 0.0
     result = group_losses({"flow": TermSums(sums, counts, np.stack([sums, sums]) / 2)}, FLOW, held, ["x"] * len(held))
     assert result["loss"] == result["macro"] == math.inf
@@ -243,7 +249,8 @@ def test_terms_are_pooled_apart_and_weighted(sources: tuple[SourceConfig, ...]) 
         draws = rng.random((2, len(held)))
         return TermSums(draws.sum(0), np.full(len(held), float(count)), draws, (0.0, 0.5, 1.0))
 
-    one, two = term(4), term(6)
+    one = term(4)
+    two = term(6)
     result = group_losses({"flow": one, "dynamics": two}, {"flow": 1.0, "dynamics": 0.5}, held, ["x"] * len(held))
     means = one.sums.sum() / one.counts.sum(), two.sums.sum() / two.counts.sum()
     assert result["loss"] == pytest.approx(means[0] + 0.5 * means[1])
@@ -258,7 +265,8 @@ def test_means_of_groups_average_each_term_over_the_groups_that_have_it(sources:
     silent = held.source == held.names.index("two")
     flow = TermSums(ones := np.ones(len(held)), ones, ones[None])
     text = TermSums(10.0 * ~silent, 1.0 * ~silent, 10.0 * ~silent[None])
-    found, weights = {"flow": flow, "text": text}, {"flow": 1.0, "text": 1.0}
+    found = {"flow": flow, "text": text}
+    weights = {"flow": 1.0, "text": 1.0}
     result = group_losses(found, weights, held, ["x" if no else "y" for no in silent])
     assert [set(result["sources"][name]["terms"]) for name in ("two", "wide")] == [{"flow"}, {"flow", "text"}]
     assert np.mean([entry["loss"] for entry in result["sources"].values()]) < 11
@@ -327,7 +335,8 @@ def test_sums_are_rounded_once_whatever_the_sequence_of_the_samples(sources: tup
     rng = np.random.default_rng(0)
     count = len(held)
     assert count >= 6
-    sums, counts = np.zeros(count), np.full(count, 3.0)
+    sums = np.zeros(count)
+    counts = np.full(count, 3.0)
     large = rng.permutation(count)[: count // 2 * 2].reshape(2, -1)
     sums[large[0]] = 10.0 ** rng.uniform(14, 16, large.shape[1])
     sums[large[1]] = -sums[large[0]]
@@ -383,7 +392,8 @@ def test_an_open_loop_error_of_joints_that_never_move_is_none_and_not_the_best(
 
 def several(sources: tuple[SourceConfig, ...], shards: int, sizes: list[int]) -> list[Any]:
     """In one rank of some: the tables for each size of chunks, with weights in `shards` shards, and some threads."""
-    config, out = mixed(sources, Path("out"), device="cpu", parallel=ParallelConfig(dp_shard=shards, timeout=300)), []
+    config = mixed(sources, Path("out"), device="cpu", parallel=ParallelConfig(dp_shard=shards, timeout=300))
+    out = []
     data, held = opened(sources)
     with parallel.join_mesh(config) as mesh:
         for size in sizes:
@@ -449,7 +459,8 @@ def test_the_sequence_of_the_sources_changes_nothing(
 
 
 def test_a_source_that_is_added_changes_no_draws(sources: tuple[SourceConfig, ...]) -> None:
-    one, all_three = opened(sources[1:2])[1], opened(sources)[1]
+    one = opened(sources[1:2])[1]
+    all_three = opened(sources)[1]
     of_one = all_three.source == all_three.names.index("two")
     everything = all_three.identity(slice(0, len(all_three)))
     assert torch.equal(one.identity(slice(0, len(one))), everything[torch.from_numpy(of_one)])
@@ -468,7 +479,8 @@ def test_the_only_dataset_of_a_run_is_known_without_its_name(sources: tuple[Sour
 
 def test_it_repeats_to_the_bit_and_leaves_no_trace(sources: tuple[SourceConfig, ...], mesh: Mesh) -> None:
     data, held = opened(sources[1:2])
-    policy, drawn = untrained(sources, data), SEED
+    policy = untrained(sources, data)
+    drawn = SEED
     policy.train()
     torch.manual_seed(5)
     state = torch.get_rng_state()
@@ -509,8 +521,10 @@ def test_pictures_that_are_resized_as_they_are_read_are_those_that_stay_decoded(
     sources = tiny_sources(tmp_path)
     data, held = opened(sources)
     assert held.size is not None
-    policy, part = untrained(sources, data), slice(0, len(held))
-    given, kept = held.batch(part), held.keep_decoded(1 << 30).batch(part)
+    policy = untrained(sources, data)
+    part = slice(0, len(held))
+    given = held.batch(part)
+    kept = held.keep_decoded(1 << 30).batch(part)
     assert tuple(given[WRIST].shape) == (len(held), 3, *held.size)
     assert {
         k for k, v in given.items() if not (torch.equal(v, kept[k]) if torch.is_tensor(v) else v == kept[k])
@@ -562,7 +576,10 @@ def test_chunks_are_dealt_once_and_evenly(chunks: int, world: int) -> None:
 
 @given(st.integers(0, 20), st.integers(1, 5), st.integers(0, 5))
 def test_chunks_are_read_once_each_thread_its_neighbors_within_the_memory(count: int, threads: int, room: int) -> None:
-    running, most, by_thread, lock = 0, 0, defaultdict(list), threading.Lock()
+    running = 0
+    most = 0
+    by_thread = defaultdict(list)
+    lock = threading.Lock()
 
     def read(number: int) -> dict[str, Any]:
         nonlocal running, most

@@ -210,9 +210,11 @@ class Catalog:
         """Return the error of the file of a table row, or another one if its recorder has joined it with others."""
 
         def place(catalog: Catalog) -> tuple[int, int]:
-            table, file = catalog.episodes.data, catalog.episodes.data_file[row]
+            table = catalog.episodes.data
+            file = catalog.episodes.data_file[row]
             if camera:
-                table, file = catalog.videos(camera).files, catalog.videos(camera).file[row]
+                table = catalog.videos(camera).files
+                file = catalog.videos(camera).file[row]
             return int(table.chunk[file]), int(table.number[file])
 
         with suppress(DatasetError, IndexError):
@@ -269,7 +271,8 @@ class Catalog:
         kinds = {"data": self.episodes.data} | {key: videos.files for key, videos in self.episodes.videos.items()}
         for kind, table in kinds.items():
             for file in range(min(len(table), 64)):
-                named, actual = table.path(file), table.find(self.files, file)
+                named = table.path(file)
+                actual = table.find(self.files, file)
                 if named != actual:
                     lines.append(
                         f"{kind}: the path template names {named}, the file is {actual}; files are found by name"
@@ -285,7 +288,8 @@ class Catalog:
         lines = []
         for key, entry in stats.items():
             if key in self.features and not self.features[key].is_camera and key not in INDEX_KEYS and "std" in entry:
-                flat, size = int((entry["std"] == 0).sum()), int(entry["std"].size)
+                flat = int((entry["std"] == 0).sum())
+                size = int(entry["std"].size)
                 if flat:
                     line = f"{key}: {flat} of {size} dimensions are constant (standard deviation 0)"
                     lines.append(f"{line} according to the recorded statistics; the rows were not read")
@@ -337,7 +341,8 @@ class Opening:
         address, self._view = split_view(os.fspath(root))
         self._root = address if self._view else root
         check_pairing(pairing or "")
-        self._remote, self._pairing = remote, pairing
+        self._remote = remote
+        self._pairing = pairing
         self._layout = {"video_path": video_path, "data_path": data_path, "version": version}
         self.files, self._info = _read_info(self._root, remote)
         self._before = self._info_state()
@@ -372,7 +377,9 @@ class Opening:
 
     def read_tables(self) -> MetaTables:
         """Read the tables of `meta/`."""
-        files, layout, notes = self.files, layouts.LAYOUTS[self._version], list[str]()
+        files = self.files
+        layout = layouts.LAYOUTS[self._version]
+        notes = list[str]()
         cameras = [key for key, feature in self._features.items() if feature.is_video]
         paths, folders = layouts.asked_first(layout, self._info, cameras)
         files.look_ahead([*paths, *_MARKS[self._version]], folders)
@@ -391,9 +398,12 @@ class Opening:
 
     def finish(self) -> Catalog:
         """Return the catalog."""
-        files, info, features = self.files, self._info, self._features
+        files = self.files
+        info = self._info
+        features = self._features
         tables = self.read_tables() if self.tables is None else self.tables
-        episodes, oddities = EpisodeTable(**tables.episodes), list(tables.notes)
+        episodes = EpisodeTable(**tables.episodes)
+        oddities = list(tables.notes)
         if self._pairing:
             episodes = replace(episodes, pairing=self._pairing)
             by_columns = self._pairing == "columns" and episodes.own_files

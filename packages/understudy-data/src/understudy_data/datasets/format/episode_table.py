@@ -56,7 +56,8 @@ class FileTable:
 
     def path(self, file: int) -> str:
         """Path by the dataset's own template."""
-        chunk, number = int(self.chunk[file]), int(self.number[file])
+        chunk = int(self.chunk[file])
+        number = int(self.number[file])
         return fill_template(
             self.template,
             episode_chunk=chunk,
@@ -171,9 +172,11 @@ class EpisodeTable:
         """Rows int64 (B,) of episode ids (B,). Raises DatasetError with the first unknown id."""
         ids = np.asarray(episodes, dtype=np.int64)
         if len(self) == 0:
-            rows, exists = np.zeros(len(ids), np.int64), np.zeros(len(ids), bool)
+            rows = np.zeros(len(ids), np.int64)
+            exists = np.zeros(len(ids), bool)
         elif self._is_range:
-            rows, exists = ids, (ids >= 0) & (ids < len(self))
+            rows = ids
+            exists = (ids >= 0) & (ids < len(self))
         else:
             rows = np.minimum(np.searchsorted(self.ids, ids), len(self) - 1)
             exists = self.ids[rows] == ids
@@ -206,7 +209,8 @@ class EpisodeTable:
         """Return the table of one or more of its rows, given in ascending order."""
         tasks = [self.tasks_of(row) for row in rows.tolist()]
         videos = {key: replace(table, **_take(table, rows)) for key, table in self.videos.items()}
-        offsets, parts = np.cumsum([0, *map(len, tasks)]), _take(self, rows)
+        offsets = np.cumsum([0, *map(len, tasks)])
+        parts = _take(self, rows)
         return replace(self, **parts, videos=videos, task_offsets=offsets, task_indices=np.concatenate(tasks))
 
 
@@ -398,7 +402,8 @@ def similar_folder(files: Files, path: str, others: Iterable[str] = ()) -> str:
     return ""
 
 
-_MISSING, _LFS = "are not there", "are git LFS pointers"
+_MISSING = "are not there"
+_LFS = "are git LFS pointers"
 
 
 def _find_pointers(files: Files, paths: Mapping[int, str]) -> list[int]:

@@ -176,10 +176,12 @@ class Feature:
         """
         if not self.is_depth:
             return RGB
-        unit, stored_unit = self.depth_unit, self.info.get("depth_unit")
+        unit = self.depth_unit
+        stored_unit = self.info.get("depth_unit")
         if stored_unit not in (None, "m", "mm"):
             raise ValueError(f"is depth in depth_unit {stored_unit!r}, which is neither 'm' nor 'mm'")
-        codes, pixel_format = None, ""
+        codes = None
+        pixel_format = ""
         if self.is_video:
             codes = _codes(self.info)
             pixel_format = "gray16le" if codes is None else "gray12le"
@@ -197,7 +199,8 @@ class Feature:
 
     def convert_statistics(self, entry: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
         """Convert recorded statistics of depth to the unit of its images; None where their unit is unknown."""
-        unit, recorded = self.pixels.unit, self.info.get("depth_unit")
+        unit = self.pixels.unit
+        recorded = self.info.get("depth_unit")
         if not unit or recorded == unit:
             return entry
         if recorded is None:
@@ -307,7 +310,8 @@ def _parse(key: str, entry: Any, where: str) -> Feature:
         raise DatasetError(f"features names {_shorten(key)}, which is not a valid feature name", where=where, fix=_NAME)
     if not isinstance(entry, dict):
         raise refuse(f"is {_shorten(entry)}, not an object with dtype and shape")
-    dtype, shape = entry.get("dtype"), entry.get("shape")
+    dtype = entry.get("dtype")
+    shape = entry.get("shape")
     if not isinstance(dtype, str) or not _is_known_dtype(dtype):
         raise refuse(f"dtype {_shorten(dtype)} is none of a numpy number type, bool, string, language, image, video")
     if dtype == "video" and "/" in key:

@@ -61,7 +61,8 @@ V3 = Layout(
 LAYOUTS = {"v2.0": V2, "v2.1": V2, "v3.0": V3, "v3.1": V3}
 """Supported versions."""
 
-_TASKS, _TASK_LINES = "meta/tasks.parquet", "meta/tasks.jsonl"
+_TASKS = "meta/tasks.parquet"
+_TASK_LINES = "meta/tasks.jsonl"
 _EPISODES_SCHEMA = pa.schema([("episode_index", pa.int64()), ("length", pa.int64()), ("tasks", pa.list_(pa.string()))])
 _TASKS_SCHEMA = pa.schema([("task_index", pa.int64()), ("task", pa.string())])
 _CLEAR = 0.25  # share of an episode by which times may be off, and still give the order
@@ -97,7 +98,8 @@ def read_tasks(files: Files, layout: Layout, oddities: list[str]) -> dict[int, s
         return _read_packed_tasks(files, oddities)
     if layout.is_packed:
         oddities.append(f"{_TASKS} is not there; {_TASK_LINES} of an older version was read instead")
-    table, where = read_columns(files, _TASK_LINES, _TASKS_SCHEMA), files.where(_TASK_LINES)
+    table = read_columns(files, _TASK_LINES, _TASKS_SCHEMA)
+    where = files.where(_TASK_LINES)
     return _tasks_by_index(integer_column(table, "task_index", where), table.column("task"), where)
 
 
@@ -180,10 +182,12 @@ def read_episodes(
     where = files.where(layout.episodes)
     cameras = [key for key, feature in features.items() if feature.is_video]
     table = _read_packed(files, cameras) if layout.is_packed else read_columns(files, layout.episodes, _EPISODES_SCHEMA)
-    ids, lengths = integer_column(table, "episode_index", where), integer_column(table, "length", where)
+    ids = integer_column(table, "episode_index", where)
+    lengths = integer_column(table, "length", where)
     order = _check_episodes(ids, lengths, where)
     table = table if np.array_equal(order, np.arange(len(order))) else table.take(pa.array(order))
-    ids, lengths = ids[order], lengths[order]
+    ids = ids[order]
+    lengths = lengths[order]
     if lengths_by_id is not None:
         lengths = np.array([lengths_by_id[episode] for episode in ids.tolist()], np.int64)
 
@@ -199,7 +203,8 @@ def read_episodes(
         if (number < 0).all():
             raise DatasetError("no episode names a data file", where=where, fix="restore meta/episodes")
     else:
-        chunk, number = ids // _chunk_size(info, oddities), ids
+        chunk = ids // _chunk_size(info, oddities)
+        number = ids
     template = template_or_default(info.get("data_path"), layout.fields, layout.data_path, oddities, "data_path")
     data, data_file = _file_table(template, chunk, number, unnamed=True)
     videos: dict[str, Videos] = {}
@@ -212,10 +217,12 @@ def read_episodes(
                 key: _videos(table, key, template, ids, index_from, lengths, fps, where, oddities) for key in cameras
             }
         else:  # all cameras share their arrays
-            first, drift = np.zeros(len(ids), np.int64), np.zeros(len(ids))
+            first = np.zeros(len(ids), np.int64)
+            drift = np.zeros(len(ids))
             places = {key: replace(data, template=template, key=key) for key in cameras}
             videos = {key: Videos(place, data_file, first, drift, lengths) for key, place in places.items()}
-    offsets, indices = np.zeros(len(ids) + 1, np.int64), np.zeros(0, np.int32)
+    offsets = np.zeros(len(ids) + 1, np.int64)
+    indices = np.zeros(0, np.int32)
     if "tasks" in table.column_names:
         offsets, indices = _task_lists(table.column("tasks"), tasks, oddities, layout.episodes)
     return EpisodeTable(
@@ -320,7 +327,8 @@ def _read_packed(files: Files, cameras: list[str]) -> pa.Table:
         kinds |= {f"{kind}/chunk_index": pa.int64(), f"{kind}/file_index": pa.int64()}
     kinds |= {f"videos/{key}/from_timestamp": pa.float64() for key in cameras}
     kinds["tasks"] = pa.list_(pa.string())
-    tables, where = [], files.where(V3.episodes)
+    tables = []
+    where = files.where(V3.episodes)
     for path in episode_files(files):
         table = files.table(path, list(kinds))
         for column, field in enumerate(table.schema):
@@ -393,7 +401,8 @@ def _videos(
     # Recorded times give the order, even when they drift. Without them the ids do.
     first = starts_within(file, np.where(timed, start, 0.0) if timed.all() else ids, lengths)
     off = np.where(timed & (file >= 0), np.abs(np.where(timed, start, 0.0) * fps - first), 0.0)
-    drift, expected = np.zeros(len(files)), np.zeros(len(files), np.int64)
+    drift = np.zeros(len(files))
+    expected = np.zeros(len(files), np.int64)
     np.maximum.at(drift, file[file >= 0], off[file >= 0])
     np.add.at(expected, file[file >= 0], lengths[file >= 0])
     late = np.flatnonzero(off > 0.5)

@@ -55,7 +55,8 @@ def read_columns(files: Files, path: str, schema: pa.Schema) -> pa.Table:
     Raises:
         DatasetError: a line does not match the schema; names the line.
     """
-    data, where = files.read(path), files.where(path)
+    data = files.read(path)
+    where = files.where(path)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

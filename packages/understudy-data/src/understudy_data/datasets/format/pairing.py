@@ -132,7 +132,8 @@ def doubtful_places(
     none = np.zeros(len(rows), bool)
     if table.pairing or table.own_files or not len(rows):
         return none
-    lengths, places = table.lengths[rows], table.data_row[rows]
+    lengths = table.lengths[rows]
+    places = table.data_row[rows]
     is_full = total == int(lengths.sum())
     absent = (counts == 0) & (lengths > 0) & is_full  # other rows are in its place
     if not table.lists_places:

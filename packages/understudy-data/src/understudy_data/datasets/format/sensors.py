@@ -75,7 +75,9 @@ def _parse(key: str, entry: Any, taken: Collection[str], where: str) -> Sensor:
     feature = parse_features({key: {name: entry.get(name) for name in ("dtype", "shape", "names")}}, where)[key]
     if feature.is_encoded or feature.is_text or not feature.shape or 0 in feature.shape:
         raise refuse(f"{feature.dtype} of shape {feature.shape} is not a vector of numbers")
-    path, interpolation, age = entry.get("path"), entry.get("interpolation", "hold"), entry.get("max_age")
+    path = entry.get("path")
+    interpolation = entry.get("interpolation", "hold")
+    age = entry.get("max_age")
     try:
         check_template(path, {"episode_index"})
     except ValueError as error:

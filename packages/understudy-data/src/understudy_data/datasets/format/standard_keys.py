@@ -49,7 +49,8 @@ def rename_keys(
         raise DatasetError("; ".join(wrong), where=catalog.root, fix=fix)
     if all(key == source for key, source in names.items()):
         return catalog
-    features, videos = catalog.features, catalog.episodes.videos
+    features = catalog.features
+    videos = catalog.episodes.videos
     parts = {key: key_parts(source, features) for key, source in names.items()}
     joined = {key: tuple(features[part] for part in source) for key, source in parts.items() if len(source) > 1}
     mapped = {part for source in parts.values() for part in source}

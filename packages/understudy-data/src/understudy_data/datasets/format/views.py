@@ -106,7 +106,8 @@ class View:
         merged = dict(beside)
         split = _SPLIT & beside.keys() if _SPLIT & self.select.keys() else set()
         for name in split | (self.select.keys() & beside.keys()):
-            value, other = self.select.get(name, "another split"), beside[name]
+            value = self.select.get(name, "another split")
+            other = beside[name]
             if other in (None, value, "", (), "window", "both"):  # the defaults
                 merged[name] = self.select.get(name, other)
             elif name == "exclude_episodes":
@@ -155,7 +156,8 @@ def read_view(files: Files, address: str, episodes: EpisodeTable) -> View:
             fix = f"there are {', '.join(list_views(files)) or 'none'}, with {len(versions)} versions of {name}"
             raise DatasetError(f"there is no view {address!r}", where=files.root, fix=fix)
         content = dict(versions[number - 1])
-        digest, made_on = content.pop("digest"), content["made_on"]
+        digest = content.pop("digest")
+        made_on = content["made_on"]
         if digest != _digest(content) or not content["select"].keys() <= set(SETTINGS):
             raise DatasetError(f"version {number} has another digest, or unknown settings", where=where, fix=_SAVE)
         if made_on != _facts(episodes, made_on["episodes"]):
@@ -191,7 +193,8 @@ def save_view(files: Files, name: str, select: Mapping[str, Any], episodes: Epis
     if not files.is_local or not re.fullmatch(NAME, name):
         fix = "give a name of letters, digits, - and _, which begins with a letter, and a folder on this machine"
         raise DatasetError(f"no view can be saved as {name!r}", where=files.root, fix=fix)
-    folder, settings = Path(files.where(FOLDER)), dict(select)
+    folder = Path(files.where(FOLDER))
+    settings = dict(select)
     (folder / "files").mkdir(parents=True, exist_ok=True)
     for key, value in select.items():
         if key == "keep_ranges" or str(value).endswith(".parquet"):
@@ -232,7 +235,8 @@ def _fetch(files: Files, name: str) -> str:
         DatasetError: it is missing, or its content is not that of its name.
     """
     path = f"{FOLDER}/files/{name}"
-    data, where = files.read(path), files.where(path)
+    data = files.read(path)
+    where = files.where(path)
     if not name.startswith(hashlib.sha256(data).hexdigest()):
         raise DatasetError("its content is not that of its name", where=where, fix=_SAVE)
     if files.is_local:

@@ -28,7 +28,8 @@ def to_numpy(column: pa.ChunkedArray, feature: Feature | None, where: str, key: 
     """
     array = column.combine_chunks()
     array = array.storage if isinstance(array, pa.ExtensionArray) else array
-    rows, sizes = len(array), [len(array)]
+    rows = len(array)
+    sizes = [len(array)]
     kind = array.type
     while _is_list(kind):
         _refuse_nulls(array, where, key, rows)

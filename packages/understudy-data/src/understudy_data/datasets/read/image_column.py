@@ -101,7 +101,8 @@ class ImageColumns(ProcessLocal):
             yield self._group(file, group, row), place - (int(ends[group - 1]) if group else 0)
 
     def _image(self, key: str, row: int, place: int) -> np.ndarray:
-        feature, where = self.catalog.features[key], self.catalog.data_place(row)
+        feature = self.catalog.features[key]
+        where = self.catalog.data_place(row)
         if not feature.is_array:
             return decode_image(self.stored(key, row, np.array([place]))[0], feature, self.catalog, where)
         ((table, row_in_group),) = self._located(row, np.array([place]))

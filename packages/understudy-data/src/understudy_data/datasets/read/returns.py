@@ -30,10 +30,13 @@ from understudy_data.datasets.format.layouts import END_IS_CUT
 from understudy_data.datasets.read.rows import Rows
 from understudy_data.storage.mapped_tables import SharedState, share_arrays
 
-SUCCESS, TIME = "success", "time"
+SUCCESS = "success"
+TIME = "time"
 TRUNCATED = "truncated"
 """Name of the mark of cut episodes that a dataset may lack."""
-_CUT, _FAILED, _SUCCEEDED = 0, 1, 2
+_CUT = 0
+_FAILED = 1
+_SUCCEEDED = 2
 _CACHE = 1 << 26  # bytes of loaded columns
 _LARGEST = 1e9  # of a return
 
@@ -104,7 +107,8 @@ class Returns(SharedState):
             rows: int64 [B], table rows.
             frames: int64 [B], frame numbers in the episodes.
         """
-        target, outcome = self.target, self._outcome[rows]
+        target = self.target
+        outcome = self._outcome[rows]
         ahead = (self._lengths[rows] - 1 - frames).astype(np.float64)
         left = target.discount**ahead
         if target.returns == SUCCESS:
@@ -125,7 +129,9 @@ class Returns(SharedState):
 
     def rewards(self, row: int, reader: Rows) -> tuple[np.ndarray, bool]:
         """Return the reward behind each frame of an episode, float64 (T,), and whether its end is terminal."""
-        outcome, target, length = self._outcome[row], self.target, int(self._lengths[row])
+        outcome = self._outcome[row]
+        target = self.target
+        length = int(self._lengths[row])
         if self.columns:
             return reader.span(row, self.columns[0], 0, length)[:, 0].astype(np.float64), outcome != _CUT
         rewards = np.full(length, -1 / self._fps if target.returns == TIME else 0.0)
@@ -136,7 +142,8 @@ class Returns(SharedState):
 
     def _check_horizon(self, catalog: Catalog, rows: np.ndarray) -> None:
         successes = rows[self._outcome[rows] == _SUCCEEDED]
-        seconds, horizon = (self._lengths[successes] - 1) / self._fps, -self.target.low
+        seconds = (self._lengths[successes] - 1) / self._fps
+        horizon = -self.target.low
         if len(successes) and horizon < seconds.max():
             episode = int(catalog.episodes.ids[successes[seconds.argmax()]])
             problem = f"episode {episode} succeeds after {seconds.max():.6g} s, and policy.horizon is {horizon:g} s"
@@ -144,17 +151,20 @@ class Returns(SharedState):
             raise DatasetError(problem, where=catalog.root, fix=fix)
 
     def _read_column(self, catalog: Catalog, rows: np.ndarray) -> None:
-        key, target = self.target.returns, self.target
+        key = self.target.returns
+        target = self.target
         feature = catalog.features.get(key)
         if feature is None or feature.is_text or feature.is_camera or np.prod(feature.value_shape) != 1:
             problem = f"policy.returns is {key!r}, which is not a feature with one number per frame"
             raise DatasetError(problem, where=catalog.root, fix=f"give {SUCCESS}, {TIME} or the key of such a feature")
-        reader, first = Rows(catalog, [key], _CACHE), np.zeros(len(self._lengths), np.int64)
+        reader = Rows(catalog, [key], _CACHE)
+        first = np.zeros(len(self._lengths), np.int64)
         first[rows] = np.cumsum(self._lengths[rows]) - self._lengths[rows]
         table = np.empty(int(self._lengths[rows].sum()), np.float32)
         for row in rows.tolist():
             rewards, _ = self.rewards(row, reader)
-            returns, following = np.empty(len(rewards)), 0.0
+            returns = np.empty(len(rewards))
+            following = 0.0
             for frame in reversed(range(len(rewards))):
                 returns[frame] = following = rewards[frame] + target.discount * following
             is_pad = self._outcome[row] == _CUT and target.discount > 0
@@ -164,7 +174,8 @@ class Returns(SharedState):
                 fix = f"convert the values, or leave the episode out with --data.exclude-episodes {episode}"
                 raise DatasetError(problem, where=catalog.root, fix=fix)
             if not is_pad and not ((returns >= target.low) & (returns <= target.high)).all():
-                low, high = returns.min(), returns.max()
+                low = returns.min()
+                high = returns.max()
                 problem = f"returns of episode {int(catalog.episodes.ids[row])} are {low:.6g} to {high:.6g}"
                 fix = f"set policy.value_range to bounds of all returns; it is {target.low:g} to {target.high:g}"
                 raise DatasetError(problem, where=catalog.root, fix=fix)
@@ -188,12 +199,14 @@ def _read_outcomes(catalog: Catalog, target: ReturnTarget, rows: np.ndarray) -> 
 def _read_flags(catalog: Catalog, name: str, rows: np.ndarray, *, required: bool) -> Sequence[bool | None]:
     """Value of metadata or of a feature at the last frame, for each of `rows`; None where it is missing."""
     metadata = catalog.episode_metadata()
-    ids, feature = catalog.episodes.ids[rows].tolist(), catalog.features.get(name)
+    ids = catalog.episodes.ids[rows].tolist()
+    feature = catalog.features.get(name)
     values: list[Any]
     if name in metadata:
         values = [metadata[name].get(episode) for episode in ids]
     elif feature is not None and not feature.is_text and not feature.is_camera:
-        reader, ends = Rows(catalog, [name], _CACHE), catalog.episodes.lengths[rows]
+        reader = Rows(catalog, [name], _CACHE)
+        ends = catalog.episodes.lengths[rows]
         lasts = zip(rows.tolist(), ends.tolist())
         values = [reader.span(row, name, end - 1, end).reshape(-1)[0].item() if end else None for row, end in lasts]
     elif required:

@@ -124,7 +124,8 @@ def _with_lengths(catalog: Catalog, lengths: np.ndarray) -> Catalog:
         return catalog
     by_id = dict(zip(catalog.episodes.ids.tolist(), lengths.tolist()))
     texts = dict(enumerate(catalog.tasks))
-    layout, oddities = layouts.LAYOUTS[catalog.version], list[str]()
+    layout = layouts.LAYOUTS[catalog.version]
+    oddities = list[str]()
     declared = {key: catalog.features[key] for key in catalog.episodes.videos}
     table = layouts.read_episodes(catalog.files, layout, dict(catalog.info), declared, texts, oddities, by_id)
     return replace(catalog, episodes=replace(table, pairing=catalog.episodes.pairing))

@@ -62,7 +62,8 @@ class Footers:
     """
 
     def __init__(self, most: int) -> None:
-        self.most, self.held = most, 0
+        self.most = most
+        self.held = 0
         self._freed = 0
         self._change = threading.Condition()
 
@@ -124,8 +125,12 @@ class RowPart:
         place: Place,
         footers: Footers,
     ) -> None:
-        self._files, self._path, self._episodes, self._place = files, path, episodes, place
-        self._names, self._footers = names, footers
+        self._files = files
+        self._path = path
+        self._episodes = episodes
+        self._place = place
+        self._names = names
+        self._footers = footers
         self._file: Any = None
         self._metadata: Any = None
         self._source = source
@@ -173,7 +178,8 @@ class RowPart:
         """Spans of the needed bytes, int64 (k, 2) of (offset, size)."""
         spans: list[list[int]] = []
         for group in self._groups:
-            begin, end = int(self._ends[group]), int(self._ends[group + 1])
+            begin = int(self._ends[group])
+            end = int(self._ends[group + 1])
             needed = min(1.0, (self._place.end - begin) / max(1, end - begin))
             for leaf, (offset, size) in enumerate(_chunks(self._metadata.row_group(group))):
                 name = self._leaves[leaf]
@@ -216,7 +222,8 @@ class RowPart:
         if self._episodes not in self._names:
             return int(self._ends[-1]) == place.listed
         for group in range(self._metadata.num_row_groups):
-            begin, end = int(self._ends[group]), int(self._ends[group + 1])
+            begin = int(self._ends[group])
+            end = int(self._ends[group + 1])
             inside = max(begin, place.begin) - begin, min(end, place.end) - begin
             bounds = _bounds(self._metadata.row_group(group), self._episodes)
             if bounds is None:
@@ -235,11 +242,13 @@ class RowPart:
 
     def _take(self) -> pa.Table:
         """Read batches until the end of the episode."""
-        place, parts = self._place, []
+        place = self._place
+        parts = []
         at = int(self._ends[self._groups.start])
         batches = self._file.iter_batches(_ROWS_AT_ONCE, list(self._groups), self._names, use_threads=False)
         for batch in batches:
-            low, high = max(place.begin, at), min(place.end, at + len(batch))
+            low = max(place.begin, at)
+            high = min(place.end, at + len(batch))
             if low < high:
                 parts.append(batch.slice(low - at, high - low))
             at += len(batch)

@@ -137,7 +137,8 @@ class Rows(ProcessLocal):
     ) -> None:
         self.catalog = catalog
         self.keys = tuple(keys)
-        self.cache_bytes, self.part_bytes = cache_bytes, PART_BYTES
+        self.cache_bytes = cache_bytes
+        self.part_bytes = PART_BYTES
         self.tables = tables
         self.notes: list[str] = []
         self._forget()
@@ -153,7 +154,8 @@ class Rows(ProcessLocal):
 
     def keep(self, cache_bytes: int, part_bytes: int = PART_BYTES) -> None:
         """Set the memory for loaded files that are not mapped, and for rows of single episodes (`PART_BYTES`)."""
-        self.cache_bytes, self.part_bytes = cache_bytes, part_bytes
+        self.cache_bytes = cache_bytes
+        self.part_bytes = part_bytes
         self._footers.most = part_bytes
         with self._lock:
             self.files.resize(cache_bytes)
@@ -211,7 +213,8 @@ class Rows(ProcessLocal):
 
     def file_rows(self, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """Return row numbers in the data files, int64 of the shape of `frames`: (B,) or (B, T)."""
-        file_of, starts = self.catalog.episodes.data_file[rows], np.empty(len(rows), np.int64)
+        file_of = self.catalog.episodes.data_file[rows]
+        starts = np.empty(len(rows), np.int64)
         for file in np.unique(file_of).tolist():
             for members, loaded in self._find(file, rows, np.flatnonzero(file_of == file)):
                 starts[members] = self._start(loaded, rows[members]) + loaded.first
@@ -232,7 +235,8 @@ class Rows(ProcessLocal):
             if row in loaded.bad:
                 bad = loaded.bad[row]
                 raise DatasetError(bad.reason, where=self.catalog.data_place(row), fix=bad.fix)
-        first, last = int(loaded.rows[0]), int(loaded.rows[-1])
+        first = int(loaded.rows[0])
+        last = int(loaded.rows[-1])
         is_range = last - first == len(loaded.rows) - 1  # the usual case, which needs no search
         return loaded.start[rows - first if is_range else np.searchsorted(loaded.rows, rows)]
 
@@ -314,11 +318,13 @@ class Rows(ProcessLocal):
         return part
 
     def _open_part(self, row: int, source: ByteSource) -> RowPart:
-        catalog, table = self.catalog, self.catalog.episodes
+        catalog = self.catalog
+        table = self.catalog.episodes
         listed = int(table.lengths[table.data_file == table.data_file[row]].sum())
         begin = int(table.data_row[row])
         place = Place(int(table.ids[row]), begin, begin + int(table.lengths[row]), listed)
-        names, episodes = self._stored_names(), self._names_of("episode_index")[0]
+        names = self._stored_names()
+        episodes = self._names_of("episode_index")[0]
         return RowPart(catalog.files, catalog.data_path(row), source, names, episodes, place, self._footers)
 
     def _read_part(self, file: int, row: int, ahead: bool) -> _DataFile | None:
@@ -488,7 +494,8 @@ class Rows(ProcessLocal):
         values = to_numpy(column, feature, where, key)
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             bad = ~np.isfinite(values.reshape(len(values), -1)).all(1)
-            count, first = int(bad.sum()), int(bad.argmax())
+            count = int(bad.sum())
+            first = int(bad.argmax())
             notes.append(
                 f"{where}: {key!r} is not finite in {plural(count, 'row')}, first {first}; the values are kept"
             )
@@ -570,7 +577,8 @@ class Rows(ProcessLocal):
                 # Rows without an episode's id are in none: any episode of the file may have lost them.
                 inside = rows_without if key == "episode_index" and row in bad else inside
                 if inside.any():
-                    count, place = int(inside.sum()), int(inside.argmax())
+                    count = int(inside.sum())
+                    place = int(inside.argmax())
                     reason = f"column {key!r} is null or NaN in {plural(count, 'row')}, first {place}"
                     lacking.setdefault(row, _Bad(reason, f"write {key!r} there, or leave the episode out"))
         return lacking
@@ -589,11 +597,14 @@ class Rows(ProcessLocal):
         Returns:
             First row of each of the file's episodes, int64 (n,), and table row -> reason why its rows are unusable.
         """
-        table, catalog = self.catalog.episodes, self.catalog
+        table = self.catalog.episodes
+        catalog = self.catalog
         frame, index, tasks = (np.zeros(total, np.int64) for _ in range(3))
         episodes = np.full(total, -1, np.int64)
-        start, bad = np.zeros(len(rows), np.int64), dict[int, _Bad]()
-        frame_column, task_column = columns.get("frame_index"), columns.get("task_index")
+        start = np.zeros(len(rows), np.int64)
+        bad = dict[int, _Bad]()
+        frame_column = columns.get("frame_index")
+        task_column = columns.get("task_index")
         for place, (row, episode) in enumerate(zip(rows.tolist(), table.ids[rows].tolist())):
             length = int(table.lengths[row])
             (begin, count), *others = runs.get(episode, [(0, 0)])

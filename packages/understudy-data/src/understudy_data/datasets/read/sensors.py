@@ -82,7 +82,8 @@ class Sensors:
     """
 
     def __init__(self, catalog: Catalog, keys: Sequence[str], offsets: Mapping[str, np.ndarray]) -> None:
-        self._fps, self._offsets = float(catalog.fps), offsets
+        self._fps = float(catalog.fps)
+        self._offsets = offsets
         self._sensors = {key: catalog.sensors[key] for key in keys}
         self._tables = {key: SensorTable(catalog, sensor) for key, sensor in self._sensors.items()}
         self.notes = [note for key in keys for note in _notes(catalog, self._sensors[key], self._tables[key])]
@@ -127,11 +128,13 @@ def read_values(
     """
     past = times >= end[:, None] - SAME
     limit = np.where(past, end[:, None] - SAME, times + SAME)
-    begin, stop = table.first[rows][:, None], table.first[rows + 1][:, None]
+    begin = table.first[rows][:, None]
+    stop = table.first[rows + 1][:, None]
     sample = np.empty(times.shape, np.int64)  # the last sample up to the limit; begin - 1 where there is none
     for row in np.unique(rows).tolist():
         members = rows == row
-        first, last = int(table.first[row]), int(table.first[row + 1])
+        first = int(table.first[row])
+        last = int(table.first[row + 1])
         sample[members] = first + np.searchsorted(table.times[first:last], limit[members], side="right") - 1
     none = sample < begin
     if not len(table.times):
@@ -161,10 +164,15 @@ def sensor_files(catalog: Catalog, sensor: Sensor) -> list[str]:
 
 def _read(catalog: Catalog, sensor: Sensor, files: Sequence[str]) -> dict[str, np.ndarray]:
     """Read and check all samples, sorted by table row."""
-    episodes, shape = catalog.episodes, sensor.feature.value_shape
-    rows, times, values = [np.zeros(0, np.int64)], [np.zeros(0)], [np.zeros((0, *shape), sensor.feature.dtype)]
+    episodes = catalog.episodes
+    shape = sensor.feature.value_shape
+    rows = [np.zeros(0, np.int64)]
+    times = [np.zeros(0)]
+    values = [np.zeros((0, *shape), sensor.feature.dtype)]
     for number, path in enumerate(files):
-        where, begun, last = catalog.files.where(path), set[int](), -1
+        where = catalog.files.where(path)
+        begun = set[int]()
+        last = -1
         for ids, group_times, group_values in sensor_groups(catalog, sensor, path):
             if ids is None:
                 ids = np.full(len(group_times), episodes.ids[number])
@@ -197,7 +205,8 @@ def sensor_groups(
     Raises:
         DatasetError: the file cannot be read, or lacks a column.
     """
-    where, key = catalog.files.where(path), sensor.feature.key
+    where = catalog.files.where(path)
+    key = sensor.feature.key
     needed = _NEEDED if sensor.per_episode else {"episode_index": "an integer", **_NEEDED}
     with catalog.files.parquet(path) as file:
         schema = file.schema_arrow
@@ -248,7 +257,8 @@ def _check_times(times: np.ndarray, episode: int, sensor: Sensor, catalog: Catal
 
 def _notes(catalog: Catalog, sensor: Sensor, table: SensorTable) -> list[str]:
     """Irregularities that reading allows."""
-    where, notes = catalog.files.where(sensor.path), []
+    where = catalog.files.where(sensor.path)
+    notes = []
     empty = np.flatnonzero((np.diff(table.first) == 0) & (catalog.episodes.lengths > 0))
     if len(empty):
         first = int(catalog.episodes.ids[empty[0]])

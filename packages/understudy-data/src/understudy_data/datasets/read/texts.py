@@ -40,7 +40,8 @@ class Responses:
 
     def __init__(self, catalog: Catalog, name: str | None) -> None:
         column, _, style = (name or "").partition(":")
-        self._name, self._column = name, "" if name == TASK else column
+        self._name = name
+        self._column = "" if name == TASK else column
         self._style, self._fps, self._root = style or STYLE, float(catalog.fps), catalog.root
         feature = catalog.features.get(column)
         if not self._column:
@@ -139,7 +140,8 @@ class EpisodePrompts(SharedState):
         self.texts: list[str] = [""]
         if not self.names:
             return
-        metadata, every = catalog.episode_metadata(), prompt_names(catalog)
+        metadata = catalog.episode_metadata()
+        every = prompt_names(catalog)
         for name in self.names:
             if name not in every:
                 near = get_close_matches(name, every, n=1)
@@ -148,8 +150,10 @@ class EpisodePrompts(SharedState):
                 raise DatasetError(f"prompt_metadata names {name!r}, which no episode has", where=catalog.root, fix=fix)
         columns = [name for name in self.names if name not in metadata]
         numbers: dict[str, int] = {}
-        ids, lengths = catalog.episodes.ids.tolist(), catalog.episodes.lengths
-        first, runs = np.cumsum(lengths) - lengths, list[tuple[np.ndarray, np.ndarray]]()
+        ids = catalog.episodes.ids.tolist()
+        lengths = catalog.episodes.lengths
+        first = np.cumsum(lengths) - lengths
+        runs = list[tuple[np.ndarray, np.ndarray]]()
         reader = Rows(catalog, columns, _CACHE)
         try:
             if len(labels := [label(name) for name in self.names]) > len(set(labels)):

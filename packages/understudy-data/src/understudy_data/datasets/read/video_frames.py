@@ -63,7 +63,9 @@ class VideoFrames(ProcessLocal):
     index_bytes = 0
 
     def __init__(self, catalog: Catalog, cache_bytes: int, backend: str) -> None:
-        self.catalog, self.cache_bytes, self.backend = catalog, cache_bytes, backend
+        self.catalog = catalog
+        self.cache_bytes = cache_bytes
+        self.backend = backend
         self.notes: list[str] = []
         self._forget()
 
@@ -127,7 +129,8 @@ class VideoFrames(ProcessLocal):
         first = videos.first[rows]
         if videos.first_by_time is None:
             return first
-        first, file = first.copy(), videos.file[rows]
+        first = first.copy()
+        file = videos.file[rows]
         for shared_file in np.unique(file[videos.first_by_time[rows] >= 0]).tolist():
             members = np.flatnonzero(file == shared_file)
             if (camera, shared_file) not in self._by_time:
@@ -222,7 +225,8 @@ class VideoFrames(ProcessLocal):
         files = self.catalog.files
         path = self.catalog.video_path(camera, row)
         where = self.where(camera, row)
-        feature, expected = self.catalog.features[camera], int(self.catalog.videos(camera).expected[file])
+        feature = self.catalog.features[camera]
+        expected = int(self.catalog.videos(camera).expected[file])
         with with_location(where), ExitStack() as stack:
             try:
                 source = stack.enter_context(files.opening(path))
@@ -266,8 +270,10 @@ class VideoFrames(ProcessLocal):
             raise DatasetError(problem, where=where, fix="correct the shape in info.json, or restore the video")
 
     def _check_count(self, camera: str, file: int, reader: VideoReader, where: str) -> None:
-        videos, ids = self.catalog.videos(camera), self.catalog.episodes.ids
-        expected, drift = int(videos.expected[file]), float(videos.drift[file])
+        videos = self.catalog.videos(camera)
+        ids = self.catalog.episodes.ids
+        expected = int(videos.expected[file])
+        drift = float(videos.drift[file])
         is_partly_listed = (
             reader.count > expected
             and videos.first_by_time is not None

@@ -33,7 +33,8 @@ from understudy_data.datasets.read.rows import Rows
 from understudy_data.datasets.selection.select import EPISODE_STRIDE, SelectedFrames, Selection, WeightsIn
 from understudy_data.storage.mapped_tables import SharedState, share_arrays
 
-LARGEST, SMALLEST = 1000.0, 1e-6
+LARGEST = 1000.0
+SMALLEST = 1e-6
 """Bounds of a weight above 0."""
 
 _NAMES = {"episode": ("episode", "episode_index"), "frame": ("frame", "frame_index"), "weight": ("weight",)}
@@ -175,7 +176,8 @@ def _read_column(catalog: Catalog, key: str, segments: np.ndarray) -> Iterator[W
     if key not in numeric:
         problem = f"frame_weights is {key!r}, which is neither a file *.parquet nor a feature with one number per frame"
         raise DatasetError(problem, where=catalog.root, fix=f"such features are {', '.join(numeric)}")
-    rows, where = Rows(catalog, [key], _CACHE), f"{catalog.root}: column {key!r}"
+    rows = Rows(catalog, [key], _CACHE)
+    where = f"{catalog.root}: column {key!r}"
     for episode, start, stop in segments.tolist():
         values = rows.span(catalog.episodes.row_of(episode), key, start, stop)[:, 0].astype(np.float64)
         yield _make_runs(episode * int(EPISODE_STRIDE) + np.arange(start, stop), values, where)
@@ -217,7 +219,8 @@ class FrameWeights(SharedState):
     """Weights of the selected frames. Made by `weigh_frames`."""
 
     def __init__(self, tables: dict[str, np.ndarray], facts: WeightFacts, weights_in: WeightsIn, cache: str) -> None:
-        self.facts, self.weights_in = facts, weights_in
+        self.facts = facts
+        self.weights_in = weights_in
         shared = share_arrays(tables, cache)
         self._starts, self._weights, self._counts = (shared[name] for name in ("starts", "weights", "counts"))
         self.epoch_segments = shared["epoch"]
@@ -275,18 +278,22 @@ def weigh_frames(
         DatasetError: the weights cannot be read (`read_weights`), a selected frame has none, all are 0, or no order has
             them.
     """
-    source, weights_in, rows = selection.frame_weights, selection.frame_weights_in, selected.segments
+    source = selection.frame_weights
+    weights_in = selection.frame_weights_in
+    rows = selected.segments
     assert source is not None
     if weights_in not in ("order", "loss", "both"):
         raise DatasetError(f"frame_weights_in is {weights_in!r}", fix="give 'order', 'loss' or 'both'")
     where = _place_of_weights(catalog, source)
     segment, starts, stops, weights = _cut(rows, read_weights(catalog, source, rows), where)
-    frames, some = int((stops - starts).sum()), weights > 0
+    frames = int((stops - starts).sum())
+    some = weights > 0
     if not some.any():
         raise DatasetError(f"all {frames} selected frames have weight 0", where=where, fix="give some a weight above 0")
     segment, starts, stops, weights = (part[some] for part in (segment, starts, stops, weights))
     lengths, (counts, passes) = stops - starts, _counts(weights, weights_in, where)
-    left, epoch = int(lengths.sum()), int((counts * lengths).sum())
+    left = int(lengths.sum())
+    epoch = int((counts * lengths).sum())
     if epoch > MOST_GROWTH * passes * left:
         problem = f"an epoch would have {epoch} samples, {epoch / left:.3g} for each frame"
         fix = f"divide the weights by their mean: {MOST_GROWTH} at most are allowed, or set frame_weights_in to 'loss'"
@@ -299,7 +306,8 @@ def weigh_frames(
         more = counts > copies
         layers.append(_layer(segment[more], starts[more], stops[more]))
     tables = {"starts": starts, "weights": weights, "counts": counts, "epoch": np.concatenate(layers)}
-    total, squares = float((weights * lengths).sum()), float((weights**2 * lengths).sum())
+    total = float((weights * lengths).sum())
+    squares = float((weights**2 * lengths).sum())
     facts = WeightFacts(frames, frames - left, float(weights.max()), total, total**2 / squares, epoch, passes)
     segment_of = segment[np.searchsorted(starts, layers[0][:, 0] * EPISODE_STRIDE + layers[0][:, 1])]
     selected = replace(selected, segments=layers[0], stop=selected.stop[segment_of])
@@ -312,16 +320,21 @@ def _cut(rows: np.ndarray, runs: WeightRuns, where: str) -> tuple[np.ndarray, np
     Raises:
         DatasetError: a frame of a segment is in no run.
     """
-    begins, ends = rows[:, 0] * EPISODE_STRIDE + rows[:, 1], rows[:, 0] * EPISODE_STRIDE + rows[:, 2]
+    begins = rows[:, 0] * EPISODE_STRIDE + rows[:, 1]
+    ends = rows[:, 0] * EPISODE_STRIDE + rows[:, 2]
     bounds = np.unique(np.concatenate([begins, ends, runs.starts, runs.stops]))
-    starts, stops = bounds[:-1], bounds[1:]
+    starts = bounds[:-1]
+    stops = bounds[1:]
     segment = np.searchsorted(begins, starts, side="right") - 1
     inside = (segment >= 0) & (starts < ends[np.maximum(segment, 0)])
-    segment, starts, stops = segment[inside], starts[inside], stops[inside]
+    segment = segment[inside]
+    starts = starts[inside]
+    stops = stops[inside]
     run = np.searchsorted(runs.starts, starts, side="right") - 1
     lacking = (run < 0) | (starts >= runs.stops[np.maximum(run, 0)])
     if lacking.any():
-        first, count = int(starts[lacking][0]), int((stops - starts)[lacking].sum())
+        first = int(starts[lacking][0])
+        count = int((stops - starts)[lacking].sum())
         episode, frame = divmod(first, int(EPISODE_STRIDE))
         problem = f"{count} selected frames have no weight, the first is frame {frame} of episode {episode}"
         fix = "add rows for them (1: as often as others, 0: never), or leave their episodes out of the selection"

@@ -220,7 +220,9 @@ def apply_ranges(
         keys = " and ".join(repr(key) for key in matched if matched[key] == row)
         problem = f"{keys} are both episode {int(catalog.episodes.ids[row])}"
         raise DatasetError(problem, where=where, fix="give each episode one key")
-    selected, pieces, cut = set(rows.tolist()), list[tuple[int, int, int]](), 0
+    selected = set(rows.tolist())
+    pieces = list[tuple[int, int, int]]()
+    cut = 0
     for key, row in sorted(matched.items(), key=lambda item: item[1]):
         ranges = _check_ranges(key, content[key], where)
         if row in selected:
@@ -243,7 +245,8 @@ def _merge(ranges: Sequence[tuple[int, int]], length: int) -> list[tuple[int, in
     merged: list[tuple[int, int]] = []
     for start, stop in sorted((start, min(stop, length)) for start, stop in ranges if start < min(stop, length)):
         if merged and start <= merged[-1][1]:
-            start, stop = merged[-1][0], max(merged.pop()[1], stop)
+            start = merged[-1][0]
+            stop = max(merged.pop()[1], stop)
         merged.append((start, stop))
     return merged
 

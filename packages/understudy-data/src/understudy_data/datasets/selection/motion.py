@@ -39,7 +39,9 @@ _GRIPPER = re.compile(r"grip|finger|hand|jaw")
 PART_ROWS = 1_000_000
 """Rows of a part of the work."""
 _PER_OCTAVE = 16  # bins of a histogram of changes, each 4 % wide
-_LOWEST, _HIGHEST = -64, 64  # exponents of two; changes outside are counted in the outermost bins
+# exponents of two; changes outside are counted in the outermost bins
+_LOWEST = -64
+_HIGHEST = 64
 
 
 def motion_keys(catalog: Catalog) -> list[str]:
@@ -103,7 +105,8 @@ class EpisodeWork:
         Raises:
             DatasetError: a column cannot be read.
         """
-        rows, lengths = Rows(self.catalog, self.keys, cache_bytes=0), self.catalog.episodes.lengths
+        rows = Rows(self.catalog, self.keys, cache_bytes=0)
+        lengths = self.catalog.episodes.lengths
         for row in part:
             values = np.concatenate([rows.span(row, key, 0, int(lengths[row])) for key in self.keys], axis=1)
             yield row, values[:, list(self.dims)] if len(self.dims) else values
@@ -326,7 +329,8 @@ def idle_ranges(values: np.ndarray, rule: IdleRule) -> list[tuple[int, int]]:
     """
     if len(values) == 0:
         return []
-    flat, threshold = values.reshape(len(values), -1).astype(np.float64), np.asarray(rule.threshold)
+    flat = values.reshape(len(values), -1).astype(np.float64)
+    threshold = np.asarray(rule.threshold)
     idle = idle_frames(values, rule)
     pauses = [(start, stop) for start, stop in _runs(idle) if stop - start >= rule.min_idle]
     if not rule.settled:

@@ -71,7 +71,8 @@ class SegmentTable(SharedState):
 
     def __init__(self, segments: np.ndarray, stops: np.ndarray, files: Files) -> None:
         self.__dict__.update(share_arrays({"segments": segments, "stops": stops}, files.cache))
-        self._root, self._cache = files.root, files.cache
+        self._root = files.root
+        self._cache = files.cache
 
     @cached_property
     def episodes(self) -> np.ndarray:
@@ -239,8 +240,10 @@ class Selection:
                 raise DatasetError(f"{name} is {count!r}", fix="give an integer, 0 or more")
         if self.keep_rule not in ("window", "start"):
             raise DatasetError(f"keep_rule is {self.keep_rule!r}", fix="give 'window' or 'start'")
-        chosen, excluded = _ids(self.episodes, "episodes"), _ids(self.exclude_episodes, "exclude_episodes")
-        selection, table = replace(self, episodes=chosen, exclude_episodes=excluded), catalog.episodes
+        chosen = _ids(self.episodes, "episodes")
+        excluded = _ids(self.exclude_episodes, "exclude_episodes")
+        selection = replace(self, episodes=chosen, exclude_episodes=excluded)
+        table = catalog.episodes
         make = partial(selection._apply, catalog, reach)
         if self.where is not None or self.keep_ranges is not None:  # these have further inputs
             return make()
@@ -250,12 +253,17 @@ class Selection:
     def _apply(self, catalog: Catalog, reach: tuple[int, int]) -> SelectedFrames:
         rows, notes = self._select_rows(catalog)
         lengths = catalog.episodes.lengths
-        row, start, stop, report = rows, np.zeros(len(rows), np.int64), lengths[rows], None
+        row = rows
+        start = np.zeros(len(rows), np.int64)
+        stop = lengths[rows]
+        report = None
         if self.keep_ranges is not None:
             row, start, stop, report = apply_ranges(catalog, rows, self.keep_ranges)
         bound = stop
         if report is not None and self.keep_rule == "window":
-            start, stop, bound = start + reach[0], stop - reach[1], lengths[row]
+            start = start + reach[0]
+            stop = stop - reach[1]
+            bound = lengths[row]
         start = np.maximum(start, self.drop_n_first_frames)
         stop = np.minimum(stop, lengths[row] - self.drop_n_last_frames)
         some = stop > start
@@ -362,7 +370,8 @@ def split_episodes(
 
 def _hashes(seed: int, ids: np.ndarray) -> np.ndarray:
     """Hash of each id, float64 (n,) from 0 to 1."""
-    hashes, text = np.empty(len(ids)), b"understudy split %d %%d" % seed
+    hashes = np.empty(len(ids))
+    text = b"understudy split %d %%d" % seed
     for start in range(0, len(ids), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
         digests = [hashlib.blake2b(text % episode, digest_size=8).digest() for episode in ids[part].tolist()]

@@ -149,9 +149,11 @@ class Where:
 
 def _depth(tree: ast.AST) -> int:
     """Number of levels of a syntax tree."""
-    depth, level = 0, [tree]
+    depth = 0
+    level = [tree]
     while level:
-        depth, level = depth + 1, [child for node in level for child in ast.iter_child_nodes(node)]
+        depth = depth + 1
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
     return depth
 
 
@@ -161,7 +163,8 @@ def matching_rows(catalog: Catalog, text: str) -> np.ndarray:
     Raises:
         DatasetError: the text is not a condition, names metadata that no episode has, or holds for no episode.
     """
-    where, table = Where(text), catalog.episodes
+    where = Where(text)
+    table = catalog.episodes
     metadata = catalog.episode_metadata()
     valid_names = ["episode", "length", "seconds", "task", "tasks", *metadata]
     for name in where.names:

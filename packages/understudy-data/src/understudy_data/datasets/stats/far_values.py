@@ -53,7 +53,8 @@ def confront(rows: np.ndarray, offset: np.ndarray, spread: np.ndarray) -> Fit:
         offset: float64 [dim]; NaN, where a figure is unknown, is far from nothing.
         spread: float64 [dim]; 0 for a constant.
     """
-    noise, distance = rounding(rows), np.abs(rows - offset)
+    noise = rounding(rows)
+    distance = np.abs(rows - offset)
     moved = distance > noise
     magnitude = np.divide(distance, spread, out=np.where(moved, np.inf, 0.0), where=spread > 0)
     share = (magnitude > FAR).mean(0)

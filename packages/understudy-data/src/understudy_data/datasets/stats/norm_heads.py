@@ -141,7 +141,9 @@ def _range(statistics: Statistics, dim: int) -> str:
 
 def _locate(key: str, dim: int, data: Iterable[EpisodeArrays]) -> tuple[str, int | None]:
     """Source, episode and frame of the largest value of one dimension, in action and state for a difference."""
-    most, where, of = -1.0, "", None
+    most = -1.0
+    where = ""
+    of = None
     for part in data:
         keys = tuple(
             name for name in ((ACTION, STATE) if key == ACTION else (key,)) if vector_widths(part).get(name, 0) > dim
@@ -152,7 +154,8 @@ def _locate(key: str, dim: int, data: Iterable[EpisodeArrays]) -> tuple[str, int
             for name in keys:
                 column = abs(rows.span(row, name, start, stop)[:, dim].astype(np.float64))
                 if column.max() > most:
-                    most, of = float(column.max()), int(episode)
+                    most = float(column.max())
+                    of = int(episode)
                     where = f"{part.name}, episode {episode}, frame {start + int(column.argmax())}"
     return where, of
 
@@ -299,7 +302,8 @@ def compute_statistics(
 
 def _check_member(member: Member) -> None:
     """Refuse a source that does not fit its `delta` or recorded statistics."""
-    widths, where = vector_widths(member.data), member.data.name
+    widths = vector_widths(member.data)
+    where = member.data.name
     for dim in member.delta:
         short = [key for key in (ACTION, STATE) if not 0 <= dim < widths.get(key, 0)]
         if short:
@@ -342,7 +346,8 @@ def _as_recorded(members: Sequence[Member]) -> bool:
 def _requests(members: Sequence[Member], chunk: int) -> list[Request]:
     """Requests for the summaries of the sources of one head without recorded statistics."""
     reading = [member.data for member in members if member.recorded is None]
-    delta, rows = tuple(sorted(set(members[0].delta))), quantile_stride(sum(map(count_frames, reading)))
+    delta = tuple(sorted(set(members[0].delta)))
+    rows = quantile_stride(sum(map(count_frames, reading)))
     strides = {
         ACTION: rows,
         STATE: rows,
@@ -363,7 +368,8 @@ def _pool_head(
         return {
             key: recorded[0][key] for key in vector_widths(members[0].data)
         }  # keeps the quantiles, which pooling would lose
-    delta, parts = tuple(sorted(set(members[0].delta))), list(summaries)
+    delta = tuple(sorted(set(members[0].delta)))
+    parts = list(summaries)
     parts += [_summaries_from(m.data, m.recorded, delta, chunk) for m in members if m.recorded is not None]
     pooled = {
         key: pool([part[key] for part in parts])
@@ -372,7 +378,8 @@ def _pool_head(
     if absolute is not None and not recorded:
         absolute[members[0].head] = {key: pooled[key] for key in vector_widths(members[0].data)}
     if delta:
-        learnt, action = vars(pooled.pop(DELTA)), vars(pooled[ACTION])
+        learnt = vars(pooled.pop(DELTA))
+        action = vars(pooled[ACTION])
         figures = {name: np.array(figure) for name, figure in action.items() if name != "count"}
         for name, figure in figures.items():
             figure[list(delta)] = learnt[name]

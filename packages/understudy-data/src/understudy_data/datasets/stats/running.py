@@ -43,9 +43,12 @@ def compute_moments(rows: np.ndarray) -> Moments:
     finite = np.isfinite(wide)
     count = finite.sum(axis=0)
     if finite.all():
-        low, high, zeroed = wide.min(axis=0), wide.max(axis=0), wide
+        low = wide.min(axis=0)
+        high = wide.max(axis=0)
+        zeroed = wide
     else:
-        low, high = np.where(finite, wide, np.inf).min(axis=0), np.where(finite, wide, -np.inf).max(axis=0)
+        low = np.where(finite, wide, np.inf).min(axis=0)
+        high = np.where(finite, wide, -np.inf).max(axis=0)
         zeroed = np.where(finite, wide, 0.0)
     mean = zeroed.sum(axis=0) / np.maximum(count, 1)
     squares = (zeroed - mean) ** 2
@@ -78,8 +81,10 @@ class RowSample:
     """
 
     def __init__(self, stride: int = 1, limit: int | None = None, seen: int = 0) -> None:
-        self.stride, self.limit = stride, limit
-        self._seen, self._size = seen, 0
+        self.stride = stride
+        self.limit = limit
+        self._seen = seen
+        self._size = 0
         self._parts: list[np.ndarray] = []
 
     def __len__(self) -> int:
@@ -95,7 +100,8 @@ class RowSample:
         self._size += len(part)
         while self.limit is not None and self._size > self.limit:
             self._parts = [np.concatenate(self._parts)[::2]]
-            self._size, self.stride = len(self._parts[0]), self.stride * 2
+            self._size = len(self._parts[0])
+            self.stride = self.stride * 2
 
     def rows(self) -> np.ndarray:
         """Return the sampled rows."""
@@ -113,7 +119,8 @@ class RunningStatistics:
     """
 
     def __init__(self, shape: tuple[int, ...], keep: int = 1 << 16) -> None:
-        self.shape, self.rows = shape, 0
+        self.shape = shape
+        self.rows = 0
         self._moments = _no_moments(shape)
         self._sample = RowSample(limit=max(2, keep))
 
@@ -146,7 +153,8 @@ class RunningStatistics:
         if self.rows == 0:
             raise ValueError("no rows were added")
         some = self._moments.count > 0
-        rows, quantile = self._sample.rows().astype(np.float64), np.quantile
+        rows = self._sample.rows().astype(np.float64)
+        quantile = np.quantile
         finite = np.isfinite(rows)
         if not finite.all():
             quantile = np.nanquantile  # some ten times slower
@@ -177,7 +185,8 @@ class PixelStatistics(RunningStatistics):
 
     def __init__(self, shape: tuple[int, ...], axes: tuple[int, int], unit: float = 1.0) -> None:
         super().__init__(shape)
-        self._axes, self._unit = (axes[0] + 1, axes[1] + 1), unit
+        self._axes = (axes[0] + 1, axes[1] + 1)
+        self._unit = unit
 
     def add(self, values: np.ndarray) -> None:
         """Add rows (n, *shape)."""
@@ -266,7 +275,8 @@ class ImageStatistics:
             raise ValueError("no images were added")
         counted = counted_images(self.first, self.images, self.keep)
         histograms = self._histograms[_level(counted.step) :].sum(axis=0)
-        levels, total = np.arange(256) / 255.0, histograms.sum(axis=1)
+        levels = np.arange(256) / 255.0
+        total = histograms.sum(axis=1)
         mean = histograms @ levels / total
         variance = (histograms * (levels - mean[:, None]) ** 2).sum(axis=1) / total
         cumulative = histograms.cumsum(axis=1)

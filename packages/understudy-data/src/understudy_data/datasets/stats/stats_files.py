@@ -183,7 +183,8 @@ def _unmasked(figures: dict[str, np.ndarray], mask: np.ndarray | None, key: str,
     """Return figures with those of the identity where a mask, 0 or 1 [dim], is 0."""
     if mask is None:
         return figures
-    width, flat = len(figures["mean"]), mask.reshape(-1)
+    width = len(figures["mean"])
+    flat = mask.reshape(-1)
     if len(flat) < width or not np.isin(flat, (0, 1)).all():
         problem = f"'mask' of {key!r} is {flat.tolist()}, the dataset has {width} dimensions"
         raise DatasetError(problem, where=where, fix="give true or false for each dimension, or compute the statistics")

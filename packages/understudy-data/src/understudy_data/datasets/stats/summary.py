@@ -94,13 +94,15 @@ def offset_and_spread(
     modes = [mode] * len(s.min) if isinstance(mode, str) else list(mode)
     offset = np.full(len(modes), np.nan)
     spread = np.full(len(modes), np.nan)
-    middle, half = (s.min + s.max) / 2, (s.max - s.min) / 2
+    middle = (s.min + s.max) / 2
+    half = (s.max - s.min) / 2
     for kind in dict.fromkeys(modes):
         dims = np.array([other == kind for other in modes])
         center, width = _center_and_width(s, kind)
         offset[dims], spread[dims] = center[dims], width[dims]
     ranged = uses_range(s, modes)
-    offset, spread = np.where(ranged, middle, offset), np.where(ranged, half, spread)
+    offset = np.where(ranged, middle, offset)
+    spread = np.where(ranged, half, spread)
     # Rounding leaves a deviation of 1e-17 on equal numbers; only min == max identifies a constant.
     constant = (s.min == s.max) & (np.array(modes) != "identity")
     offset = np.where(constant, s.min, offset).astype(np.float32)
@@ -118,7 +120,8 @@ def uses_range(statistics: Statistics, mode: DimensionMode | Sequence[DimensionM
     s = statistics
     modes = [mode] * len(s.min) if isinstance(mode, str) else list(mode)
     with np.errstate(invalid="ignore", divide="ignore"):
-        half, central = (s.max - s.min) / 2, (s.q99 - s.q01) / 2
+        half = (s.max - s.min) / 2
+        central = (s.q99 - s.q01) / 2
         share = (s.std / (2 * half)) ** 2  # of values at the other end; exact where all others are equal
         damaged = (share < LEAST_SHARE) | (share * (s.count or np.inf) < _FEWEST)
         by_figures = {
@@ -203,7 +206,8 @@ class SummaryBuilder:
     """
 
     def __init__(self, total: int, stride: int, before: int = 0) -> None:
-        self._total, self._count = total, 0
+        self._total = total
+        self._count = 0
         self._sample = RowSample(stride, seen=before)
         self._block: np.ndarray | None = None
         self._filled = 0
@@ -216,11 +220,14 @@ class SummaryBuilder:
                 self._block = np.empty((min(self._total - self._count, ROWS), rows.shape[1]), rows.dtype)
             room = min(len(self._block) - self._filled, len(rows))
             self._block[self._filled : self._filled + room] = rows[:room]
-            self._filled, self._count, rows = self._filled + room, self._count + room, rows[room:]
+            self._filled = self._filled + room
+            self._count = self._count + room
+            rows = rows[room:]
             if self._filled == len(self._block):
                 self._parts.append(_figures(self._block))
                 self._sample.add(self._block)
-                self._block, self._filled = None, 0
+                self._block = None
+                self._filled = 0
 
     def summary(self) -> Summary:
         """Return the summary once all rows were added."""
@@ -380,7 +387,9 @@ class SummarizeSegments:
 
     def __call__(self, part: Part) -> dict[str, Summary]:
         """Return the summaries."""
-        data, span, chunk = self.data, slice(*part[0]), self.chunk
+        data = self.data
+        span = slice(*part[0])
+        chunk = self.chunk
         keys = tuple(vector_widths(data))
         counts = dict.fromkeys(keys, _frames(data)) | ({DELTA: _pairs(data, chunk)} if self.delta else {})
         builders = {
@@ -391,7 +400,8 @@ class SummarizeSegments:
         # Windows reach beyond the samples of a segment: those are targets or past states, and must be finite, too.
         reached = {ACTION: (data.reach_of(ACTION)[0], chunk - 1), STATE: data.reach_of(STATE)}
         for (episode, start, stop), bound in zip(data.segments[span].tolist(), data.window_stops[span].tolist()):
-            row, values = data.catalog.episodes.row_of(episode), {}
+            row = data.catalog.episodes.row_of(episode)
+            values = {}
             for key in keys:
                 first = max(0, start - reached[key][0])
                 table = rows.span(row, key, first, min(bound, stop + reached[key][1]))
@@ -542,7 +552,8 @@ def _member(request: Request, compute: Callable[[Request], Summaries]) -> Member
 
 def _hash_inputs(data: "EpisodeArrays", delta: tuple[int, ...], chunk: int) -> str:
     """Hash everything that summaries depend on."""
-    catalog, table = data.catalog, data.catalog.episodes
+    catalog = data.catalog
+    table = data.catalog.episodes
     rows = table.rows_of(np.unique(data.segments[:, 0]))
     keys = {
         key: [

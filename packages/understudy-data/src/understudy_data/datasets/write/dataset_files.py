@@ -154,7 +154,8 @@ def data_schema(features: Mapping[str, Feature], nested: Mapping[str, pa.DataTyp
 
 def episode_schema(features: Mapping[str, Feature]) -> pa.Schema:
     """Return the schema of meta/episodes: the place of each episode, and its statistics."""
-    whole, seconds = pa.int64(), pa.float64()
+    whole = pa.int64()
+    seconds = pa.float64()
     fields: dict[str, pa.DataType] = {"episode_index": whole, "tasks": pa.list_(pa.string()), "length": whole}
     fields |= {"data/chunk_index": whole, "data/file_index": whole}
     fields |= {"dataset_from_index": whole, "dataset_to_index": whole}
@@ -349,7 +350,8 @@ def commit(root: Path, features: Mapping[str, Feature], group: Group, row: dict[
     row |= file_columns("meta/episodes", group.number)
     rows = pa.concat_tables([group.rows, pa.Table.from_pylist([row], group.rows.schema)]).combine_chunks()
     replace_parquet(root / file_path(EPISODES_PATH, group.number), [rows], rows.schema, durable=True)
-    group.rows, group.next_file = rows, group.next_file + 1
+    group.rows = rows
+    group.next_file = group.next_file + 1
     for key, path in paths.items():
         group.sizes[key] = group.sizes.get(key, 0) + path.stat().st_size
 

@@ -92,7 +92,8 @@ def check_features(features: Mapping[str, Record], codec: str = "libsvtav1") -> 
             raise ValueError(f"feature {key!r}: a name without '/', and none of {', '.join(DEFAULTS)}, task")
         if extra or "dtype" not in entry:
             raise ValueError(f"feature {key!r}: give dtype, shape and names, not {', '.join(sorted(entry))}")
-        dtype, names = str(entry["dtype"]), entry.get("names")
+        dtype = str(entry["dtype"])
+        names = entry.get("names")
         sizes = entry.get("shape", (1,))
         if any(map(is_boolean, sizes)):
             raise ValueError(f"feature {key!r}: shape {sizes} must have one to five positive sizes; a scalar is (1,)")
@@ -133,7 +134,8 @@ def check_frame(values: Record, features: Mapping[str, Feature], allow_nan: bool
     """
     expected = features.keys() - DEFAULTS.keys()
     if values.keys() != expected:
-        missing, extra = sorted(expected - values.keys()), sorted(values.keys() - expected)
+        missing = sorted(expected - values.keys())
+        extra = sorted(values.keys() - expected)
         parts = [f"without {', '.join(missing)}"] * bool(missing) + [f"with unknown {', '.join(extra)}"] * bool(extra)
         raise ValueError(f"frame {' and '.join(parts)}: give exactly {', '.join(sorted(expected))}")
     return {key: _check_value(key, values[key], features[key], allow_nan) for key in features if key in expected}
@@ -220,8 +222,13 @@ class EpisodeWriter:
         if is_boolean(fps) or fps != int(fps) or fps < 1 or gop < 1 or min(data_file_mb, video_file_mb) <= 0:
             raise ValueError(f"fps={fps}, gop={gop}: give integers from 1 on; file sizes must be positive")
         self.root, self.fps, self.features = Path(root), int(fps), check_features(features, codec)
-        self._codec, self._gop, self._crf, self._allow_nan = codec, gop, crf, allow_nan
-        self._robot_type, self._data_mb, self._video_mb = robot_type, data_file_mb, video_file_mb
+        self._codec = codec
+        self._gop = gop
+        self._crf = crf
+        self._allow_nan = allow_nan
+        self._robot_type = robot_type
+        self._data_mb = data_file_mb
+        self._video_mb = video_file_mb
         self._entries = feature_entries(self.features, self.fps, codec, gop, crf)
         self.tasks: list[str] = []
         self.episodes = self.frames = 0
@@ -293,7 +300,8 @@ class EpisodeWriter:
         except BaseException:
             self.discard_episode()
             raise
-        episode, self.episodes = self.episodes, self.episodes + 1
+        episode = self.episodes
+        self.episodes = self.episodes + 1
         self.frames += row["length"]
         for key, part in self._statistics.items():  # per episode, as a resume does
             if isinstance(part, ImageStatistics):
@@ -357,8 +365,10 @@ class EpisodeWriter:
             encoder.close()
             for image in _read_every(encoder.path, image_step(*self.features[key].shape[:2])):
                 self._images[key].add(image)
-        schema, statistics = data_schema(self.features), _accumulators(self.features)
-        arrays, numbers = [], dict[str, np.ndarray]()
+        schema = data_schema(self.features)
+        statistics = _accumulators(self.features)
+        arrays = []
+        numbers = dict[str, np.ndarray]()
         for key in schema.names:
             values: Any = defaults[key].reshape(-1, 1) if key in defaults else self._columns[key]
             arrays.append(to_column(values, self.features[key]))
@@ -407,7 +417,8 @@ class EpisodeWriter:
         draft = draft_path(self.root)
         try:
             (draft / "meta").mkdir(parents=True)
-            schema, no_tasks = episode_schema(self.features), tasks_table([])
+            schema = episode_schema(self.features)
+            no_tasks = tasks_table([])
             replace_parquet(draft / file_path(EPISODES_PATH, 0), [schema.empty_table()], schema)
             replace_parquet(draft / "meta/tasks.parquet", [no_tasks], no_tasks.schema)
             replace_json(draft / "meta/info.json", self._info())
@@ -536,7 +547,8 @@ def _rebuild_statistics(root: Path, features: Mapping[str, Feature], rows: pa.Ta
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group, columns=numbers, use_threads=False)
                 for key in numbers:
-                    column, part = table.column(key), statistics[key]
+                    column = table.column(key)
+                    part = statistics[key]
                     assert isinstance(part, RunningStatistics)
                     while pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
                         column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type)

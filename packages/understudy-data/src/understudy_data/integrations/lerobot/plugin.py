@@ -79,7 +79,9 @@ def install(script: ModuleType) -> None:
         _check_config(config)
         datasets = make(config)
         _check_dataset(datasets[0])
-        run.config, run.dataset, run.eval_dataset = config, datasets[0], datasets[1]
+        run.config = config
+        run.dataset = datasets[0]
+        run.eval_dataset = datasets[1]
         return datasets
 
     def make_sampler(*args: Any, **kwargs: Any) -> Any:
@@ -119,7 +121,9 @@ def _batches(run: _Run) -> Iterator[dict[str, Any]]:
     """Open the loader of this process at the position of the run, and yield its batches without end."""
     from accelerate import PartialState
 
-    config, dataset, process = run.config, run.dataset, PartialState()
+    config = run.config
+    dataset = run.dataset
+    process = PartialState()
     deltas = dataset.delta_timestamps or {}
     data = EpisodeDataset(
         dataset.root,
@@ -160,7 +164,8 @@ def _batches(run: _Run) -> Iterator[dict[str, Any]]:
 def _write_order(path: str, data: EpisodeDataset, steps: int, options: dict[str, Any]) -> None:
     """Write the samples of all steps of a run before the first one."""
     with Loader(data, **options) as loader:
-        spans, order = [Span(0, 0, loader.order.batch_size, steps)], loader.order
+        spans = [Span(0, 0, loader.order.batch_size, steps)]
+        order = loader.order
     facts = order_facts(order.spec, spans, {data.name: dataset_facts(data)})
     write_order_file(path, rows_of(order.locate, spans, options["world_size"]), facts)
 

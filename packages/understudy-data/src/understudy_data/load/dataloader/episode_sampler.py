@@ -41,7 +41,8 @@ from understudy_data.order.make_spec import as_list
 from understudy_data.order_file import dataset_facts, find_segments, write_order_file
 from understudy_data.process_rank import find_rank
 
-_FIRST_CHUNK, _CHUNK = 256, 16384
+_FIRST_CHUNK = 256
+_CHUNK = 16384
 
 
 class EpisodeSampler(Sampler[int]):
@@ -84,7 +85,8 @@ class EpisodeSampler(Sampler[int]):
         world_size: int | None = None,
     ) -> None:
         self._process = find_rank(rank, world_size)
-        rank, world_size = self.rank, self.world_size
+        rank = self.rank
+        world_size = self.world_size
         if order is not None:
             chosen = shuffle, seed, episodes, drop_n_first_frames, drop_n_last_frames
             if batch_size not in (None, order.batch_size) or chosen != (True, 0, None, 0, 0):
@@ -98,7 +100,9 @@ class EpisodeSampler(Sampler[int]):
         low, high = rank_slice(1 if batch_size is None else batch_size, rank, world_size)
         if batch_size is not None and batch_size % world_size:
             raise ValueError(f"batch_size {batch_size} over {world_size} ranks: need a multiple, for equal shares")
-        self._batch, self._offset, self._share = batch_size or 1, low, high - low
+        self._batch = batch_size or 1
+        self._offset = low
+        self._share = high - low
         if len(sources := as_list(data)) > 1:
             raise ValueError(f"{len(sources)} datasets: a sampler takes one; give all of them to `Loader`")
         data = sources[0]
@@ -114,12 +118,14 @@ class EpisodeSampler(Sampler[int]):
         facts = {"name": getattr(data, "name", "dataset"), "catalog": getattr(data, "catalog", None)}
         self._source: Any = SimpleNamespace(segments=self._segments, **facts)
         if order is not None:
-            self._order, self._pass = order.of_datasets(self._source), order.stop
+            self._order = order.of_datasets(self._source)
+            self._pass = order.stop
         settings: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "shuffle": shuffle}
         settings |= {"rank": rank, "world_size": world_size, "episodes": episodes}
         settings["drops"] = drop_n_first_frames, drop_n_last_frames
         check_same(self._order, [data], find_board([data], settings))
-        self._epoch, self._start = 0, self._order.start
+        self._epoch = 0
+        self._start = self._order.start
         self._over = False  # whether the next pass was over when its state was saved, as LeRobot counts
         self._until = self._start  # end of the current chunk of positions
         self._drawn = iter([0][:0])  # its indices to come
@@ -128,7 +134,8 @@ class EpisodeSampler(Sampler[int]):
     @property
     def indices(self) -> list[int]:
         """Selected indices in storage order, computed at each call in O(N); the sampler keeps segment bounds only."""
-        starts, lengths = self._rows[:, 1], self._rows[:, 2] - self._rows[:, 1]
+        starts = self._rows[:, 1]
+        lengths = self._rows[:, 2] - self._rows[:, 1]
         ends = np.cumsum(lengths)
         return (np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)).tolist()
 
@@ -154,12 +161,15 @@ class EpisodeSampler(Sampler[int]):
             self._go_to(self._start)
             return
         self._advance()
-        position, end, batches = self._start, self._end(), max(1, _FIRST_CHUNK // self._batch)
+        position = self._start
+        end = self._end()
+        batches = max(1, _FIRST_CHUNK // self._batch)
         while position < end:
             self._until = min(end, position + batches * self._batch)
             self._drawn = iter(self._indices(position, self._until))
             yield from self._drawn
-            position, batches = self._until, max(1, min(2 * batches, _CHUNK // self._batch))
+            position = self._until
+            batches = max(1, min(2 * batches, _CHUNK // self._batch))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, as for torch's DistributedSampler. Calling it is optional.
@@ -219,7 +229,8 @@ class EpisodeSampler(Sampler[int]):
         begin = -(-(epoch + over) * self._pass // self._batch) * self._batch
         self._go_to(begin if over else begin + start_index)
         if over:
-            self._epoch, self._over = epoch, True
+            self._epoch = epoch
+            self._over = True
         self._epoch_offset = None
 
     def _indices(self, start: int, stop: int) -> list[int]:
@@ -269,7 +280,8 @@ class EpisodeSampler(Sampler[int]):
     def _go_to(self, position: int) -> None:
         self._start = self._until = position
         self._drawn = iter([0][:0])
-        self._epoch, self._over = position // self._pass, False
+        self._epoch = position // self._pass
+        self._over = False
 
 
 def _select(data: Any, episodes: Sequence[int] | None, drop_first: int, drop_last: int) -> np.ndarray:

@@ -54,7 +54,8 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         self._request = make_request(datasets, options, num_threads=1, workers=_WORKERS)
         if (cache := self._request.disk_cache) is not None:  # mistakes in it, too
             _ = [cache.open(data, self._request.image_size) for data in self._request.datasets if data.video_keys]
-        self._chosen, self._memory = options.get("order") is None, self._request.memory_bytes
+        self._chosen = options.get("order") is None
+        self._memory = self._request.memory_bytes
         self.position = self._request.position
         """First position of the next pass."""
 

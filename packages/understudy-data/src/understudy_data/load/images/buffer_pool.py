@@ -26,7 +26,8 @@ class BufferPool:
     """
 
     def __init__(self, most: int, pin: bool) -> None:
-        self._most, self._pin = most, pin
+        self._most = most
+        self._pin = pin
         self._lock = threading.Lock()
         self._known: list[np.ndarray] = []  # oldest first
         self._patient = True

@@ -131,7 +131,8 @@ class ConversionJobs:
     def add(self, images: SampleImages, sample: int) -> None:
         """Add the images of one sample of a batch. All samples have the same number of images."""
         if isinstance(images, list):
-            count, first = len(images), sample * len(images)
+            count = len(images)
+            first = sample * len(images)
             self.images.extend(images)
             self.places.extend(range(first, first + count))
         else:
@@ -154,8 +155,11 @@ def write_all(jobs: ConversionJobs, out: np.ndarray, converter: AnyConverter) ->
 
 def _split(jobs: ConversionJobs, out: np.ndarray) -> tuple[list[av.VideoFrame], list[int], list[tuple[int, int]]]:
     """Write RGB images at once; returns (frames to convert, their places, (place, source) of repeated images)."""
-    last, source = None, 0
-    frames, places, copies = [], [], []
+    last = None
+    source = 0
+    frames = []
+    places = []
+    copies = []
     for image, place in zip(jobs.images, jobs.places, strict=True):
         if image is last:
             copies.append((place, source))
@@ -164,7 +168,8 @@ def _split(jobs: ConversionJobs, out: np.ndarray) -> tuple[list[av.VideoFrame], 
         else:
             frames.append(image)
             places.append(place)
-        last, source = image, place
+        last = image
+        source = place
     return frames, places, copies
 
 
@@ -239,14 +244,20 @@ class ClipReader:
         cursors: Cursors,
         converter: AnyConverter,
     ) -> None:
-        self._dataset, self._camera, self._cursors = dataset, camera, cursors
-        self._converter, self._policy = converter, policy
+        self._dataset = dataset
+        self._camera = camera
+        self._cursors = cursors
+        self._converter = converter
+        self._policy = policy
         self._pixels = dataset.pixels(camera)
-        self._positions, self._next = positions, 0  # samples before `next` are complete
+        # samples before `next` are complete
+        self._positions = positions
+        self._next = 0
         key = self._frame_keys(rows, frames.reshape(len(rows), -1))
         self._todo, inverse = np.unique(key, return_inverse=True)  # frame keys, each once, in file order
         entries: np.ndarray = inverse.reshape(key.shape)  # (n, T), index into todo
-        self._which, self._window = entries.reshape(-1).tolist(), entries.shape[1]
+        self._which = entries.reshape(-1).tolist()
+        self._window = entries.shape[1]
         self._until = np.maximum.accumulate(entries.max(1) + 1).tolist()
         last = np.empty(len(self._todo), np.int64)  # the last sample that needs each frame
         last[entries.reshape(-1)] = np.repeat(np.arange(len(entries)), entries.shape[1])  # the last of equal ones stays
@@ -287,11 +298,18 @@ class ClipReader:
         Raises:
             DatasetError: a frame of the sample at `next_position` cannot be read; `decoded` is unchanged.
         """
-        begin, fetched = perf_counter(), timings.fetch
+        begin = perf_counter()
+        fetched = timings.fetch
         self._decode(self._until[self._next], timings)
-        sample, count, held = self._next, len(self._positions), self._held
-        until, done, drop, cuts = self._until, self._decoded, self._drop, self._cuts
-        entries, window = self._which, self._window
+        sample = self._next
+        count = len(self._positions)
+        held = self._held
+        until = self._until
+        done = self._decoded
+        drop = self._drop
+        cuts = self._cuts
+        entries = self._which
+        window = self._window
         while sample < count and until[sample] <= done:
             first = sample * window
             images = held[entries[first]] if window == 1 else [held[k] for k in entries[first : first + window]]
@@ -317,7 +335,8 @@ class ClipReader:
             cursor = self._cursors.take(self._dataset, self._camera, self._rows[file], int(numbers[0]), self._cursor)
             self._cursor = None
             before = cursor.wait_seconds
-            resized, at_once = self._policy.resized, max(1, self._policy.run_length)
+            resized = self._policy.resized
+            at_once = max(1, self._policy.run_length)
             try:
                 # A run whose frames are resized at once holds none of full size.
                 for run in cursor.runs(numbers, 1 if resized else at_once):
@@ -346,7 +365,8 @@ class ClipReader:
 
     def _end_of_run(self, until: int) -> int:
         """End of the run that decodes up to `until`: after the run's length, and for shared decoders at a key frame."""
-        count, length = len(self._todo), self._policy.run_length
+        count = len(self._todo)
+        length = self._policy.run_length
         run = self._first_runs.pop() if self._first_runs else length
         stop = max(until, min(self._decoded + run, count))
         if self._policy.keep_decoder or length <= 1 or stop == count or run == 0:
@@ -395,7 +415,8 @@ def first_runs(order: Order, source: int, policy: DecodePolicy, position: int, s
     first = position < start + order.batch_size
     if policy.whole_gops:
         return [0, 1] if first else [1]
-    lane, turns = order.lane(position), first_round(order, source)
+    lane = order.lane(position)
+    turns = first_round(order, source)
     length = policy.run_length
     run = length - (position // turns + int(length * (lane * _GOLDEN % 1))) % length
     opens = position < start + turns

@@ -40,7 +40,8 @@ def decoded_bytes(dataset: EpisodeArrays, image_size: tuple[int, int] | None = N
     Raises:
         DatasetError: a video cannot be opened.
     """
-    rows, total = dataset.table_rows, 0
+    rows = dataset.table_rows
+    total = 0
     for camera in dataset.video_keys:
         reader = dataset.video_frames.reader(camera, int(rows[0]))
         total += int(dataset.catalog.episodes.lengths[rows].sum()) * _image_bytes(dataset, camera, reader, image_size)
@@ -110,8 +111,10 @@ class _InMemory(_Episode):
     keeps = True
 
     def __init__(self, images: np.ndarray, count: int, frames: list[DecodedImage | None] | None) -> None:
-        self._images, self._frames = images, frames
-        self.shape, self.dtype = images.shape[1:], images.dtype
+        self._images = images
+        self._frames = frames
+        self.shape = images.shape[1:]
+        self.dtype = images.dtype
         self._decoded = np.zeros(count, bool)
         self.filling = threading.Lock()
 
@@ -143,8 +146,10 @@ class _OnDisk(_Episode):
     """An episode in a file."""
 
     def __init__(self, files: ImageFiles, images: StoredImages) -> None:
-        self._files, self._images = files, images
-        self.shape, self.dtype = images.shape, images.dtype
+        self._files = files
+        self._images = images
+        self.shape = images.shape
+        self.dtype = images.dtype
         self.filling = threading.Lock()
 
     @property
@@ -174,7 +179,9 @@ class DecodedImages(VideoFrames):
         files: ImageFiles | None = None,
     ) -> None:
         super().__init__(source.catalog, 0, source.backend)
-        self.dataset, self.image_size, self.files = dataset, image_size, files
+        self.dataset = dataset
+        self.image_size = image_size
+        self.files = files
 
     def _forget(self) -> None:
         super()._forget()
@@ -206,7 +213,8 @@ class DecodedImages(VideoFrames):
         Args:
             ahead: whether to decode frames behind the missing ones, too. False where the consumer waits for them.
         """
-        episode, converter = self._episode(camera, row), self._converter(camera)
+        episode = self._episode(camera, row)
+        converter = self._converter(camera)
         for frame, image in zip(frames, out, strict=True):
             if not episode.read(frame, image, converter):
                 self._fill(camera, row, episode, frame, image, timings, ahead)
@@ -281,7 +289,8 @@ class DecodedImages(VideoFrames):
         timings: Timings,
     ) -> None:
         """Decode the frames `wanted`, keep them, and write the image of `frame`, one of them, into `out`."""
-        begin, converting = perf_counter(), 0.0
+        begin = perf_counter()
+        converting = 0.0
         with self._cursors_lock:
             cursor = self._cursors.take(self.dataset, camera, row, first + int(numbers[0]))
         waited = cursor.wait_seconds

@@ -154,7 +154,8 @@ def bytes_on_disk(dataset: EpisodeArrays, image_size: tuple[int, int] | None = N
         DatasetError: a video cannot be opened.
     """
     rows = _selected_rows(dataset)
-    frames, total = int(dataset.catalog.episodes.lengths[rows].sum()), 0
+    frames = int(dataset.catalog.episodes.lengths[rows].sum())
+    total = 0
     for camera in dataset.video_keys:
         reader = dataset.video_frames.reader(camera, int(rows[0]))
         height, width = image_size or (reader.height, reader.width)
@@ -172,7 +173,8 @@ class ImageFiles:
     """
 
     def __init__(self, folder: str, image_size: tuple[int, int] | None, lock: int) -> None:
-        self.folder, self._image_size = folder, image_size
+        self.folder = folder
+        self._image_size = image_size
         self._versions: dict[str, str] = {}  # by path of the video
         self.is_writable = True
         """False once writing has failed."""
@@ -185,7 +187,8 @@ class ImageFiles:
         Raises:
             DatasetError: the video is missing or cannot be accessed.
         """
-        files, path = dataset.catalog.files, dataset.catalog.video_path(camera, row)
+        files = dataset.catalog.files
+        path = dataset.catalog.video_path(camera, row)
         version = self._versions.get(path)
         return self._versions.setdefault(path, files.version(path)) if version is None else version
 
@@ -199,8 +202,11 @@ class ImageFiles:
             first: number of its first frame in the video.
             size: (height, width) of an image.
         """
-        catalog, pixels = dataset.catalog, dataset.pixels(camera)
-        files, path, version = catalog.files, catalog.video_path(camera, row), self.pin(dataset, camera, row)
+        catalog = dataset.catalog
+        pixels = dataset.pixels(camera)
+        files = catalog.files
+        path = catalog.video_path(camera, row)
+        version = self.pin(dataset, camera, row)
         shape = int(catalog.episodes.lengths[row]), pixels.channels, *size
         code = [_FORMAT, __version__, av.__version__, sorted(av.library_versions.items())]
         identity = [*code, dataset.video_frames.backend, files.root, path, version, first, shape, repr(pixels)]
@@ -225,7 +231,8 @@ class ImageFiles:
             images.write(frame, image)
         except OSError as error:
             with self._failing:
-                first, self.is_writable = self.is_writable, False
+                first = self.is_writable
+                self.is_writable = False
             if not first:
                 return
             problem = f"{self.folder}: decoded images cannot be written: {error.strerror}"
@@ -246,7 +253,9 @@ class StoredImages:
     def __init__(
         self, path: str, identity: bytes, shape: tuple[int, ...], dtype: str, check: Callable[[], None]
     ) -> None:
-        self._path, self._identity, self.check = path, identity, check
+        self._path = path
+        self._identity = identity
+        self.check = check
         self.count, self.shape, self.dtype = shape[0], shape[1:], np.dtype(dtype)
         self._bytes = int(np.prod(self.shape)) * self.dtype.itemsize
         self._tail = self.count * self._bytes  # where the identity begins
@@ -288,10 +297,12 @@ class StoredImages:
         raise OSError(errno.EBUSY, "other processes replace it", self._path)
 
     def _write(self, file: int, frame: int, image: np.ndarray) -> None:
-        view, offset = image.data.cast("B"), frame * self._bytes
+        view = image.data.cast("B")
+        offset = frame * self._bytes
         while view:
             count = os.pwrite(file, view, offset)
-            view, offset = view[count:], offset + count
+            view = view[count:]
+            offset = offset + count
         os.pwrite(file, bytes([_DECODED]), self._tail + _IDENTITY + frame)
 
     def _marks(self, file: int, count: int) -> bytes:

@@ -82,7 +82,14 @@ def read_facts(dataset: EpisodeArrays, image_size: tuple[int, int] | None = None
     """
     segment = dataset.segments[:1]
     rows, frames = dataset.frames_to_decode(segment[:, 0], segment[:, 1])
-    held, decoder, sample, resized, window, cost, pixels, indexes = [], [], 0, False, 0, 0.0, 0, 0
+    held = []
+    decoder = []
+    sample = 0
+    resized = False
+    window = 0
+    cost = 0.0
+    pixels = 0
+    indexes = 0
     for camera in frames:
         dataset.video_frames.open_ahead(camera, rows)
     for camera, numbers in frames.items():
@@ -195,7 +202,8 @@ def _column_bytes(dataset: EpisodeArrays) -> tuple[tuple[int, ...], tuple[int, .
 
     The division follows from sizes alone: every rank and every machine must choose the same order.
     """
-    episodes, tables = dataset.catalog.episodes, dataset.row_tables
+    episodes = dataset.catalog.episodes
+    tables = dataset.row_tables
     count = partial(_rows_of_files, episodes, dataset.episodes)
     files = dataset.share(count, episodes.ids, episodes.data_file, episodes.lengths, dataset.episodes)
     sizes = [count * tables.row_bytes for count in files.tolist()]

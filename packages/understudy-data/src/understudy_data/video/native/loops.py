@@ -38,7 +38,9 @@ COMPILED = Path(__file__).with_name("_loops.so")
 SOURCE = COMPILED.with_name("loops.c")
 """The C file that it is compiled from."""
 
-_OLDEST, _NEWEST = 15, 19  # versions of PyAV that were tried; the layout check could miss a difference in others
+# versions of PyAV that were tried; the layout check could miss a difference in others
+_OLDEST = 15
+_NEWEST = 19
 _REINSTALL = "install understudy again where there is a C compiler"
 # Pixel formats of frames that may be filled in C. PyAV then takes their planes for empty, so only formats whose planes
 # are never read directly; cameras record these.
@@ -101,7 +103,8 @@ def decode_packets(
     if library is None or not isinstance(context, av.VideoCodecContext) or pixel_format not in _FORMATS:
         return decode_packets_in_python(context, run)
     frames: list[av.VideoFrame] = []
-    row, status = run.first, 1
+    row = run.first
+    status = 1
     offset, size, tag = run.table.addresses
     context.open(strict=False)
     spare = spare_frames.by_format[pixel_format]
@@ -111,7 +114,8 @@ def decode_packets(
         del spare[: left + 1]
         while len(room) <= left:  # size 0: no memory, which comes with the decoded frame
             room.append(av.VideoFrame(0, 0, pixel_format))
-        fed, got = c_int(), c_int()
+        fed = c_int()
+        got = c_int()
         status = library.loops_decode(
             id(context),
             run.data,
@@ -138,7 +142,8 @@ def decode_packets_in_python(context: av.VideoCodecContext, run: PacketRun) -> t
     Packets are made in a separate loop: work between two decode calls evicts the codec's data from the CPU caches
     and takes several times as long.
     """
-    view, frames = memoryview(run.data).cast("B"), []
+    view = memoryview(run.data).cast("B")
+    frames = []
     offset, size, tag = (column[run.first : run.stop].tolist() for column in run.table[:3])
     packets = [
         make_packet(view[o - run.base : o - run.base + s], t, run.all_key_frames) for o, s, t in zip(offset, size, tag)
@@ -178,10 +183,13 @@ def convert_frames(context: int, frames: Sequence[av.VideoFrame], to: Sequence[i
 def _convert_frames_in_python(
     context: int, frames: Sequence[av.VideoFrame], to: Sequence[int], height: int, width: int
 ) -> bool:
-    library, channel = load_swscale(), height * width
+    library = load_swscale()
+    channel = height * width
     assert library is not None
-    source, lines = (c_void_p * 4)(), (c_int * 4)()
-    planes, plane_lines = (c_void_p * 4)(), (c_int * 4)(width, width, width)
+    source = (c_void_p * 4)()
+    lines = (c_int * 4)()
+    planes = (c_void_p * 4)()
+    plane_lines = (c_int * 4)(width, width, width)
     for frame, first in zip(frames, to):
         for number, plane in enumerate(frame.planes):
             source[number], lines[number] = plane.buffer_ptr, plane.line_size
@@ -253,7 +261,8 @@ def loops_status() -> LoopsStatus:
     if not _OLDEST <= PYAV_MAJOR <= _NEWEST:
         reason = f"the memory layout of PyAV {av.__version__} is unknown, known are {_OLDEST} to {_NEWEST}"
         return LoopsStatus(None, reason, "install one of those, or a newer understudy")
-    swscale, avcodec = load_swscale(), load_avcodec()
+    swscale = load_swscale()
+    avcodec = load_avcodec()
     if swscale is None or avcodec is None:
         return LoopsStatus(None, "this PyAV hides the functions of its FFmpeg", "install PyAV's own wheel")
     try:

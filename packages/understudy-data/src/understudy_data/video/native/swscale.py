@@ -29,7 +29,9 @@ from av.video.reformatter import VideoReformatter
 from understudy_data.video.native.ffmpeg import load_swscale
 from understudy_data.video.native.loops import convert_frames
 
-_LIMITED_RANGE, _FULL_RANGE = 1, 2  # AVCOL_RANGE_MPEG, AVCOL_RANGE_JPEG
+# AVCOL_RANGE_MPEG, AVCOL_RANGE_JPEG
+_LIMITED_RANGE = 1
+_FULL_RANGE = 2
 _RGB = ("rgb24", "bgr24", "rgb0", "bgr0", "rgba", "bgra", "gbrp")
 # Formats whose 8-bit colors are the same in FFmpeg 7 and 8. So are those of 4:2:0 where the height is even.
 _ALIKE = frozenset(("yuv422p", "yuvj422p", "yuv444p", "yuvj444p", "yuv411p", "yuyv422", "gray", *_RGB))
@@ -119,7 +121,8 @@ class PlaneConverter:
         library = load_swscale()
         if library is None:
             raise RuntimeError("PyAV's swscale cannot be reached")
-        source, target = library.av_get_pix_fmt(layout.name.encode()), library.av_get_pix_fmt(b"gbrp")
+        source = library.av_get_pix_fmt(layout.name.encode())
+        target = library.av_get_pix_fmt(b"gbrp")
         size = layout.width, layout.height
         self._context = library.sws_getContext(*size, source, *size, target, _BILINEAR, None, None, None)
         if not self._context:
@@ -141,7 +144,8 @@ class PlaneConverter:
         shape: tuple[int, ...] = self._shape
         strides: tuple[int, ...] = self._strides
         if out.ndim == 4:
-            shape, strides = (len(out), *shape), (self.nbytes, *strides)
+            shape = (len(out), *shape)
+            strides = (self.nbytes, *strides)
         if out.shape != shape or out.strides != strides or out.dtype != np.uint8 or not out.flags.writeable:
             return None
         first = addressof(c_char.from_buffer(out))  # type: ignore[arg-type, unused-ignore]  # arrays are buffers
@@ -168,7 +172,8 @@ def matches_pyav(layout: PixelLayout) -> bool:
         return False
     height = min(layout.height, 32)  # all lines are converted alike
     frame = make_noise(layout.name, height, layout.width)
-    frame.colorspace, frame.color_range = layout.matrix, layout.range
+    frame.colorspace = layout.matrix
+    frame.color_range = layout.range
     flat = np.full(3 * height * layout.width + 2 * _GUARD, 171, np.uint8)
     shift = -flat.__array_interface__["data"][0] % _ALIGNED + 2 * _ALIGNED
     out = flat[shift : shift + 3 * height * layout.width].reshape(3, height, layout.width)

@@ -59,7 +59,8 @@ def _frozen(catalog: Catalog, facts: RowFacts, pairs: PairFacts) -> Iterator[Fin
 
 def _foreign(catalog: Catalog, facts: RowFacts, pairs: PairFacts) -> Iterator[Finding]:
     """Episodes in which two or more dimensions of the action do not correlate with those of the state, and move."""
-    action, state = facts.columns.get(ACTION), facts.columns.get(STATE)
+    action = facts.columns.get(ACTION)
+    state = facts.columns.get(STATE)
     table = pairs.correlation
     rows = np.flatnonzero(np.isfinite(table).any(axis=1))
     if action is None or state is None or len(rows) <= FEW:
@@ -96,7 +97,8 @@ def _delays(catalog: Catalog, pairs: PairFacts) -> Iterator[Finding]:
         yield undecided("values.lag", FEW + 1, "episodes of 28 frames with motion of action and state", len(rows))
         return
     table = follows[rows]
-    best, peak = table.argmax(axis=1), table.max(axis=1)
+    best = table.argmax(axis=1)
+    peak = table.max(axis=1)
     delays = best + _vertex(table, best)
     beside = np.stack([table[np.arange(len(rows)), np.clip(best + step, 0, table.shape[1] - 1)] for step in (-2, 2)])
     sharp = (peak > 0.4) & (peak - beside.max(axis=0) > _SHARP)
@@ -119,7 +121,8 @@ def _delays(catalog: Catalog, pairs: PairFacts) -> Iterator[Finding]:
                 largest = max(largest, float(deviation[place]))
     if is_few(odd):
         worst = int(np.flatnonzero(odd)[deviation[odd].argmax()])
-        lag, normal = float(delays[worst]) + LAGS[0], usual + LAGS[0]
+        lag = float(delays[worst]) + LAGS[0]
+        normal = usual + LAGS[0]
         message = f"the state follows the action by {lag:.1f} frames, in the other episodes by {normal:.1f}"
         place = Place.from_rows(catalog, rows[odd], ACTION)
         yield Finding("values.lag", "warning", message, place, lag, normal, LOOK)

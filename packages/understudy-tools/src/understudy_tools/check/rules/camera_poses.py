@@ -13,7 +13,9 @@ ENOUGH = 6
 """Least number of sampled episodes."""
 _MINORITY = 0.25
 _STATIC = 0.35  # correlation in most episodes, from which the camera sees a static scene
-_LOST, _BACK = 0.6, 1.3  # correlation of the moved scene in that of the others; and after the change of pose in its own
+# correlation of the moved scene in that of the others; and after the change of pose in its own
+_LOST = 0.6
+_BACK = 1.3
 _ZOOMS = (0.7, 0.75, 0.8, 0.85, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)
 _TURNS = (-12.0, -9.0, -6.0, -3.0, 3.0, 6.0, 9.0, 12.0)  # degrees
 _LEAST_SHIFT = 0.035  # share of the image: a humanoid sways by less
@@ -75,7 +77,8 @@ def _box(images: np.ndarray, axis: int) -> np.ndarray:
 
 def correlation(first: np.ndarray, second: np.ndarray) -> float:
     """Correlation of two images; 0 where one is plain."""
-    a, b = first - first.mean(), second - second.mean()
+    a = first - first.mean()
+    b = second - second.mean()
     scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
     return float((a * b).sum()) / scale if scale > 0 else 0.0
 
@@ -86,7 +89,8 @@ def best_pose(image: np.ndarray, target: np.ndarray) -> tuple[float, str]:
     Returns:
         The correlation then, and the change in words, "" where none is better than the smallest.
     """
-    best, words = 0.0, ""
+    best = 0.0
+    words = ""
     for zoom, turn in [*((zoom, 0.0) for zoom in _ZOOMS), *((1.0, turn) for turn in _TURNS)]:
         changed, valid = _warp(image, zoom, turn)
         down, right = _shift(changed, target)
@@ -99,7 +103,8 @@ def best_pose(image: np.ndarray, target: np.ndarray) -> tuple[float, str]:
             parts += [f"{abs(turn):.0f} degrees"] * (turn != 0)
             if max(abs(down) / image.shape[0], abs(right) / image.shape[1]) >= _LEAST_SHIFT:
                 parts.append(f"{100 * down / image.shape[0]:.0f} % down and {100 * right / image.shape[1]:.0f} % right")
-            best, words = alike, ", ".join(parts)
+            best = alike
+            words = ", ".join(parts)
     return best, words
 
 
@@ -107,7 +112,8 @@ def _warp(image: np.ndarray, zoom: float, turn: float) -> tuple[np.ndarray, np.n
     """Enlarge an image about its center and turn it, and say which pixels it fills: nearest neighbors."""
     height, width = image.shape
     y, x = np.mgrid[0:height, 0:width].astype(np.float64)
-    y, x = (y - (height - 1) / 2) / zoom, (x - (width - 1) / 2) / zoom
+    y = (y - (height - 1) / 2) / zoom
+    x = (x - (width - 1) / 2) / zoom
     angle = np.radians(turn)
     rows = np.rint(np.cos(angle) * y + np.sin(angle) * x + (height - 1) / 2).astype(int)
     columns = np.rint(np.cos(angle) * x - np.sin(angle) * y + (width - 1) / 2).astype(int)

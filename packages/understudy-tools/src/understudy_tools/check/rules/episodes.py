@@ -13,7 +13,8 @@ from understudy_tools.check.rules.values import FEW
 
 ENOUGH = 8
 """Least number of episodes for a ranking."""
-WARN, NOTE = 8.0, 5.0
+WARN = 8.0
+NOTE = 5.0
 """Robust z of an episode from which it is a warning, and a note."""
 RANKED = 20
 MEASURES = {
@@ -28,7 +29,9 @@ _NOISE = 1e-5
 """Path and jerk below it are rounding of float32, no motion."""
 _LEAST_SCATTER = {"length": 0.15, "path": 0.15, "jerk": 0.2, "idle share": 0.05, "distance": 0.25}
 _LOGARITHMIC = ("length", "path", "jerk")
-_SAME, _SAME_MEAN = 0.01, 0.002  # shares of the range of a dimension by which copies may differ
+# shares of the range of a dimension by which copies may differ
+_SAME = 0.01
+_SAME_MEAN = 0.002
 _LEAST_MOVING = 3  # dimensions
 _NEIGHBORS = 8  # episodes with the next larger mean that each is compared with
 _LONG_REST = 1.5  # seconds
@@ -66,7 +69,8 @@ def _repeated(catalog: Catalog, facts: RowFacts) -> Findings:
 
 def _nearly_repeated(catalog: Catalog, facts: RowFacts) -> Findings:
     """Episodes of one length whose first values, means and extremes are equal up to noise in all dimensions."""
-    tables, moved = [], np.zeros(len(catalog.episodes), bool)
+    tables = []
+    moved = np.zeros(len(catalog.episodes), bool)
     for column in (facts.columns.get(key) for key in (ACTION, STATE)):
         if column is not None and len(column.sample):
             moves = column.spread > 0
@@ -76,14 +80,17 @@ def _nearly_repeated(catalog: Catalog, facts: RowFacts) -> Findings:
                 tables.append((part - column.bounds[0])[:, moves] / column.spread[moves] / share)
     if not moved.any():
         return
-    values, lengths = np.concatenate(tables, axis=1), catalog.episodes.lengths
+    values = np.concatenate(tables, axis=1)
+    lengths = catalog.episodes.lengths
     rows = np.flatnonzero(facts.is_read & (lengths >= _LEAST_FRAMES) & np.isfinite(values).all(axis=1) & moved)
     rows = rows[np.lexsort((values[rows, 0], lengths[rows]))]
     near: set[int] = set()
     for step in range(1, _NEIGHBORS + 1):
-        left, right = rows[:-step], rows[step:]
+        left = rows[:-step]
+        right = rows[step:]
         alike = (lengths[left] == lengths[right]) & (np.abs(values[left, 0] - values[right, 0]) < 1)
-        left, right = left[alike], right[alike]
+        left = left[alike]
+        right = right[alike]
         same = (np.abs(values[left] - values[right]) < 1).all(axis=1)
         same &= np.array([facts.digest[a] != facts.digest[b] for a, b in zip(left.tolist(), right.tolist())], bool)
         near |= {*left[same].tolist(), *right[same].tolist()}

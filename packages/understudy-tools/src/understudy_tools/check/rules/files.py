@@ -63,7 +63,8 @@ def check_rows(catalog: Catalog, facts: RowFacts, videos: VideoFacts | None = No
     by_rows = _confirmed_lengths(catalog, videos) if len(short) else lengths
     agree = (by_rows != lengths) & (by_rows == facts.found)
     for row in short[:20].tolist():
-        count, length = int(facts.found[row]), int(lengths[row])
+        count = int(facts.found[row])
+        length = int(lengths[row])
         message = f"meta/ gives {plural(length, 'frame')}, the file has {plural(count, 'row')} of the episode"
         place = Place.from_rows(catalog, [row], file=catalog.data_path(row))
         score = float(abs(count - length))
@@ -81,7 +82,8 @@ def check_rows(catalog: Catalog, facts: RowFacts, videos: VideoFacts | None = No
         yield Finding("rows.count", "error", message, place, fix=_TAKE_LENGTHS if all_agree else drop(place.episodes))
     yield from _about(catalog, facts.is_split, "rows.split", "error", "the rows are not contiguous in the file")
     if facts.orphans:
-        rows, episodes = sum(facts.orphans.values()), sorted(facts.orphans)
+        rows = sum(facts.orphans.values())
+        episodes = sorted(facts.orphans)
         message = f"{plural(rows, 'row')} ({rows / max(1, facts.rows):.1%}) of {plural(len(episodes), 'episode')} that "
         message += f"meta/ does not list there: {list_ids(episodes)}"
         fix = f"{EDIT} (copies listed rows only), or restore the episodes in meta/episodes"
@@ -163,7 +165,8 @@ def _index(catalog: Catalog, facts: RowFacts) -> Findings:
     off = np.flatnonzero(has_index & facts.index_counts & (facts.first_index != table.index_from))
     if not len(off):
         return
-    measured, expected = int(facts.first_index[off[0]]), int(table.index_from[off[0]])
+    measured = int(facts.first_index[off[0]])
+    expected = int(table.index_from[off[0]])
     listed = catalog.version.startswith("v3")
     severity: Severity = "error" if listed and (facts.position[off] != table.index_from[off]).any() else "warning"
     message = f"index of the first row is {measured}, "

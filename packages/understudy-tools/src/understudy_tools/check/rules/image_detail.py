@@ -20,11 +20,17 @@ _HELD = range(2, 9)  # frames for which one image may be shown
 _LEAST_TURNS = 6  # changes of the image in the window
 _HELD_CHANGE = 0.3  # change while an image is held, in changes to the next
 _REPEATED = 0.1  # change of a repeated image, in large changes
-_SLOWER, _ALL_FRESH = 0.65, 0.8  # share of fresh images, in that of the others; and of a camera without repeated ones
+# share of fresh images, in that of the others; and of a camera without repeated ones
+_SLOWER = 0.65
+_ALL_FRESH = 0.8
 _LIVELY = 0.15  # levels of 255
-_TORN, _MORE_TORN = 0.12, 3.0  # excess of a change there and back, in mean changes; and in those of the others
+# excess of a change there and back, in mean changes; and in those of the others
+_TORN = 0.12
+_MORE_TORN = 3.0
 _BLURRED = 0.75  # sharpness, in that of the others
-_TINT, _MORE_TINT = 0.05, 3.0  # logarithm of a channel's share; and in deviations of the others
+# logarithm of a channel's share; and in deviations of the others
+_TINT = 0.05
+_MORE_TINT = 3.0
 _PALE = 0.5  # logarithm of the ratio of the distances to gray
 _SCENES = 6  # sampled episodes whose colors are compared
 _LEAST_CHROMA = 4.0  # levels of 255
@@ -100,7 +106,8 @@ def torn(window: np.ndarray) -> float:
     Returns:
         Mean excess of the changes there and back over the change across both, in mean changes; the larger half's.
     """
-    half, result = window.shape[1] // 2, 0.0
+    half = window.shape[1] // 2
+    result = 0.0
     for part in (window[:, :half], window[:, half:]):
         near = np.abs(part[1:] - part[:-1]).mean(axis=(1, 2, 3))
         far = np.abs(part[2:] - part[:-2]).mean(axis=(1, 2, 3))
@@ -205,7 +212,8 @@ def _changed(catalog: Catalog, clips: list[Clip]) -> Findings:
         odd = best & (distance > limit) & back
         if is_few(odd):
             worst = int(np.where(odd, distance, -1.0).argmax())
-            measured, left = float(distance[worst]), float(undone[number, worst])
+            measured = float(distance[worst])
+            left = float(undone[number, worst])
             message = f"images are {words}: they differ from the other episodes' by {measured:.3g} levels, and by "
             message += f"{left:.3g} when that is undone"
             place = place_clips(catalog, clips, odd)
@@ -231,8 +239,10 @@ def _exchanged_colors(catalog: Catalog, camera: str, clips: list[Clip]) -> Findi
     images = np.stack([np.median(clip.ends, axis=0) for clip in clips])
     odd = split_by(images, images[..., ::-1])
     usual = np.median(np.where(odd[:, None, None, None], images[..., ::-1], images), axis=0)
-    distance, undone = _distance(images, usual), _distance(images[..., ::-1], usual)
-    right, wrong = np.where(odd, undone, distance), np.where(odd, distance, undone)
+    distance = _distance(images, usual)
+    undone = _distance(images[..., ::-1], usual)
+    right = np.where(odd, undone, distance)
+    wrong = np.where(odd, distance, undone)
     clear = wrong - right > _LEAST
     warmth = np.log((images[..., 0] + 4) / (images[..., 2] + 4)).mean(axis=(1, 2)) * np.where(odd, -1, 1)
     warm = float(np.median(warmth))
@@ -243,5 +253,6 @@ def _exchanged_colors(catalog: Catalog, camera: str, clips: list[Clip]) -> Findi
     elif odd.any() and not is_few(odd) and ((right < _BACK * wrong).all() or alike):
         message = f"red and blue are exchanged in {odd.sum()} of {len(clips)} episodes, or in the others"
         place = place_clips(catalog, clips, odd)
-        measured, left = float(distance[odd].min()), float(undone[odd].max())
+        measured = float(distance[odd].min())
+        left = float(undone[odd].max())
         yield Finding("images.channels", "warning", message, place, measured, left, _FIX, measured)

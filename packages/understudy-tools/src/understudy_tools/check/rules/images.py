@@ -59,7 +59,8 @@ def place_clips(catalog: Catalog, clips: list[Clip], odd: np.ndarray) -> Place:
 
 def _place(catalog: Catalog, clips: list[Clip], frame: int | None = None) -> Place:
     """Place of clips of one camera, with the file of the first."""
-    row, camera = clips[0].row, clips[0].camera
+    row = clips[0].row
+    camera = clips[0].camera
     rows = [clip.row for clip in clips]
     return Place.from_rows(catalog, rows, camera=camera, file=_path(catalog, camera, row), frame=frame)
 
@@ -215,7 +216,8 @@ def _statistics(catalog: Catalog, camera: str, clips: list[Clip]) -> Findings:
         channel = int((off - slack).argmax())
         message = f"the recorded mean of channel {channel} is {recorded[channel]:.3g}, "
         message += f"that of sampled images {mean[channel]:.3g}"
-        measured, expected = float(recorded[channel]), float(mean[channel])
+        measured = float(recorded[channel])
+        expected = float(mean[channel])
         place = Place(camera=camera, file="meta/")
         yield Finding("statistics.images", "warning", message, place, measured, expected, "compute them again")
 
@@ -244,7 +246,8 @@ def _exchanged(catalog: Catalog, facts: ImageFacts) -> Findings:
                 message = f"images resemble those of {camera_b} in the other episodes, "
                 message += f"and those of {camera_b} resemble {camera_a}"
                 place = _place(catalog, clips)
-                measured, expected = 2 * float(cross[wrong].min()), 2 * float(apart[wrong].max())
+                measured = 2 * float(cross[wrong].min())
+                expected = 2 * float(apart[wrong].max())
                 yield Finding("images.exchanged", "warning", message, place, measured, expected, "exchange the files")
 
 
@@ -256,7 +259,8 @@ def split_by(images: np.ndarray, changed: np.ndarray) -> np.ndarray:
         changed: the same images after a change that is its own inverse.
     """
     start = int(_nearest(images, images, changed).argmin())
-    usual, turned = images[start], np.zeros(len(images), bool)
+    usual = images[start]
+    turned = np.zeros(len(images), bool)
     axes = tuple(range(1, images.ndim))
     for _ in range(5):
         turned = np.abs(changed - usual).mean(axis=axes) < np.abs(images - usual).mean(axis=axes)
@@ -319,7 +323,8 @@ def _depth_range(catalog: Catalog, camera: str, ranges: list[DepthRange]) -> Fin
     slack = _SLACK * (high - low) + 1e-3 * abs(high)
     codes = catalog.features[camera].pixels.codes
     low, high = (low, high) if codes is None else np.clip([low, high], codes.minimum, codes.maximum).tolist()
-    least, most = min(span.least for span in ranges), max(span.most for span in ranges)
+    least = min(span.least for span in ranges)
+    most = max(span.most for span in ranges)
     for measured, recorded, over in ((least, low, low - least), (most, high, most - high)):
         if over > slack:
             message = f"sampled depth reaches {measured:.4g}, the recorded statistics end at {recorded:.4g}"

@@ -55,7 +55,8 @@ def _views(catalog: Catalog) -> Iterator[Finding]:
 
 
 def _totals(catalog: Catalog) -> Iterator[Finding]:
-    info, table = catalog.info, catalog.episodes
+    info = catalog.info
+    table = catalog.episodes
     true = {"total_episodes": len(table), "total_frames": table.frames}
     true["total_tasks"] = sum(1 for text in catalog.tasks if text)
     if "total_chunks" in info:
@@ -64,7 +65,8 @@ def _totals(catalog: Catalog) -> Iterator[Finding]:
         true["total_videos"] = sum(int(np.unique(v.file[v.file >= 0]).size) for v in table.videos.values())
     for name, value in true.items():
         if name in info and info[name] != value:
-            message, place = f"{name} is {info[name]!r}, the tables hold {value}", Place(column=name, file=INFO)
+            message = f"{name} is {info[name]!r}, the tables hold {value}"
+            place = Place(column=name, file=INFO)
             yield Finding("metadata.totals", "warning", message, place, info[name], value, correct(f"{name}: {value}"))
     splits = info.get("splits")
     whole = f"0:{len(table)}"
@@ -91,7 +93,8 @@ def _features(catalog: Catalog) -> Iterator[Finding]:
             continue
         flat = feature.dimension_names
         if flat == [str(number) for number in range(width)] and not _is_axes(declared, len(feature.shape)):
-            message, place = f"the declared names are not {width} different ones", Place(column=key, file=INFO)
+            message = f"the declared names are not {width} different ones"
+            place = Place(column=key, file=INFO)
             fix = correct(f"names of {key}")
             yield Finding("metadata.names", "warning", message, place, str(declared)[:200], width, fix)
     lacking = [key for key in INDEX_KEYS if key not in catalog.features]
@@ -127,13 +130,15 @@ def _training(catalog: Catalog) -> Iterator[Finding]:
             continue
         problem = f"is {feature.dtype} of shape {feature.shape}" if feature is not None else "is not declared"
         none = ", or --data.state '' for none" if key == STATE else ""
-        message, place = f"{key} {problem}; a training needs a vector", Place(column=key, file=INFO)
+        message = f"{key} {problem}; a training needs a vector"
+        place = Place(column=key, file=INFO)
         fix = f"train with --{flag} KEY, or several joined by +{none}: {', '.join(vectors) or 'there is none'}"
         yield Finding("metadata.training", "warning", message, place, fix=fix)
     for key in catalog.camera_keys:
         channels = catalog.features[key].channels
         if not catalog.features[key].is_depth and channels not in (3, None):
-            message, fix = f"images have {channels} channels; a training needs RGB", f"train with {_cameras(catalog)}"
+            message = f"images have {channels} channels; a training needs RGB"
+            fix = f"train with {_cameras(catalog)}"
             yield Finding("metadata.training", "warning", message, Place(camera=key), channels, 3, fix)
 
 
@@ -152,7 +157,8 @@ def check_tasks(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
             if not 0 <= task < len(catalog.tasks):
                 unknown[task].append(row)
     for task, rows in unknown.items():
-        message, expected = f"task_index {task} is not in the task list", f"0 to {len(catalog.tasks) - 1}"
+        message = f"task_index {task} is not in the task list"
+        expected = f"0 to {len(catalog.tasks) - 1}"
         place = Place.from_rows(catalog, rows, "task_index", file=file)
         fix = f"add its text to {file}, or {drop(place.episodes)}"
         yield Finding("tasks.unknown", "error", message, place, task, expected, fix)
@@ -182,7 +188,8 @@ def _texts(catalog: Catalog, file: str) -> Iterator[Finding]:
             yield Finding("tasks.repeated", "warning", message, Place(file=file), measured=tasks, fix=fix)
     alike = [tasks for tasks in same.values() if len({catalog.tasks[task] for task in tasks}) > 1]
     if alike:
-        first, second = catalog.tasks[alike[0][0]], catalog.tasks[alike[0][-1]]
+        first = catalog.tasks[alike[0][0]]
+        second = catalog.tasks[alike[0][-1]]
         message = f"{len(alike)} texts differ in case, spaces or a full stop only: {first!r} and {second!r}"
         fix = correct("them", file)
         yield Finding("tasks.repeated", "note", message, Place(file=file), measured=alike[:100], fix=fix)
@@ -196,8 +203,11 @@ def _texts(catalog: Catalog, file: str) -> Iterator[Finding]:
 
 def _listed(catalog: Catalog, facts: RowFacts, file: str) -> Iterator[Finding]:
     """Compare the tasks listed for each episode with those of its rows; an episode may list more, such as labels."""
-    table, used = catalog.episodes, facts.used_tasks
-    strange, without, foreign = [], [], []
+    table = catalog.episodes
+    used = facts.used_tasks
+    strange = []
+    without = []
+    foreign = []
     for row in range(len(table)):
         named = table.tasks_of(row)
         if (named < 0).any():
@@ -207,7 +217,8 @@ def _listed(catalog: Catalog, facts: RowFacts, file: str) -> Iterator[Finding]:
         if not len(named) and row not in used and facts.is_read[row]:
             without.append(row)
     if strange:
-        measured, listed = sorted(used[strange[0]]), table.tasks_of(strange[0]).tolist()
+        measured = sorted(used[strange[0]])
+        listed = table.tasks_of(strange[0]).tolist()
         message = f"rows have task_index {measured}, meta/ lists {listed}"
         place = Place.from_rows(catalog, strange, "task_index")
         fix = "correct the tasks of the episodes in meta/, or task_index in the rows"

@@ -20,10 +20,15 @@ LAGS = range(-6, 7)
 DELAYS = range(-12, 13)
 """Frames by which the motion of the rows may follow that of the images."""
 _COMPONENTS = 24
-_LEAST_CLIPS, _LEAST_FRAMES = 5, 24
+_LEAST_CLIPS = 5
+_LEAST_FRAMES = 24
 _FITS = 0.6  # correlation from which a prediction is trusted
-_FOLLOWS, _GAIN = 0.3, 0.15  # correlation of motion that shows a delay, and its excess over that at the usual delay
-_FAST, _SLOW = 3, 41  # frames of the means between which motion counts
+# correlation of motion that shows a delay, and its excess over that at the usual delay
+_FOLLOWS = 0.3
+_GAIN = 0.15
+# frames of the means between which motion counts
+_FAST = 3
+_SLOW = 41
 _LONGEST = 7  # lags are at most the frames divided by this
 _STRANGE = 0.6  # correlation of the rows with images that may be foreign, in that of the other clips
 _SCENES = 8  # clips of which one may show another scene
@@ -83,10 +88,12 @@ def correlate(clips: list[Clip]) -> np.ndarray | None:
     if not moving.any():
         return None
     values = [rows[:, moving] / unit[moving] for rows in values]
-    width, tables = features[0].shape[1], []
+    width = features[0].shape[1]
+    tables = []
     gram = [feature.T @ feature for feature in map(_with_one, features)]
     product = [_with_one(feature).T @ rows for feature, rows in zip(features, values)]
-    total_gram, total_product = np.sum(gram, axis=0), np.sum(product, axis=0)
+    total_gram = np.sum(gram, axis=0)
+    total_product = np.sum(product, axis=0)
     penalty = 1e-3 * np.trace(total_gram) / (width + 1) * np.eye(width + 1)
     for place, (feature, rows) in enumerate(zip(features, values)):
         weights = np.linalg.solve(total_gram - gram[place] + penalty, total_product - product[place])
@@ -162,7 +169,8 @@ def follow(clips: list[Clip]) -> tuple[np.ndarray, bool]:
 
 def _at_each_delay(images: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Correlation of two series (n,) at each of `DELAYS`, up to a seventh of n: motion repeats; NaN without motion."""
-    table, size = np.full(len(DELAYS), np.nan), min(len(images), len(rows))
+    table = np.full(len(DELAYS), np.nan)
+    size = min(len(images), len(rows))
     margin = min(DELAYS[-1], size // _LONGEST)
     x = images[margin : size - margin]
     for place, lag in enumerate(DELAYS):
@@ -199,13 +207,15 @@ def _delays(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarray
         words = "sampled episodes whose images move with the rows at one delay"
         yield undecided("images.shifted", needs, words, int(delays.alike.sum()), Place(camera=camera))
         return
-    usual, limit = round(delays.usual), _GAIN * delays.chance
+    usual = round(delays.usual)
+    limit = _GAIN * delays.chance
     deviation = np.abs(delays.best - delays.usual)
     scatter = float(np.quantile(deviation[delays.clear], 1 - _MINORITY)) if delays.clear.any() else 0.0
     odd = delays.clear & (deviation > _SCATTER) & (deviation >= 2 * scatter)
     odd &= delays.peak - delays.table[:, usual] > limit
     if is_few(odd, _MINORITY):
-        lag, normal = DELAYS[int(delays.best[odd][0])], DELAYS[usual]
+        lag = DELAYS[int(delays.best[odd][0])]
+        normal = DELAYS[usual]
         message = f"rows follow the images by {lag} frames, in the other episodes by {normal}"
         yield Finding("images.shifted", "warning", message, place_clips(catalog, clips, odd), lag, normal, LOOK)
     away = np.abs(np.arange(len(DELAYS)) - delays.best[:, None]) >= _SEEN
@@ -242,7 +252,8 @@ def _foreign(catalog: Catalog, clips: list[Clip], motion: np.ndarray, is_pulse: 
     rest = float(back[~strange].max()) if (~strange).any() else 1.0  # sound clips resemble their reverse by chance
     turned = strange & (back > max(limit, rest, _STRANGE * float(np.median(follows)))) & (back - follows > 2 * _GAIN)
     if is_few(turned, _MINORITY):
-        forward, reverse = float(follows[turned][0]), float(back[turned][0])
+        forward = float(follows[turned][0])
+        reverse = float(back[turned][0])
         message = f"the motion in the images correlates with that of the rows by {forward:.2f}, and by "
         message += f"{reverse:.2f} in reverse"
         place = place_clips(catalog, clips, turned)
@@ -250,7 +261,8 @@ def _foreign(catalog: Catalog, clips: list[Clip], motion: np.ndarray, is_pulse: 
     lengths = catalog.episodes.lengths
     for pair in combinations(np.flatnonzero(strange & ~turned).tolist(), 2):
         first, second = pair
-        alone, exchanged = float(follows[list(pair)].max()), float(min(cross[first, second], cross[second, first]))
+        alone = float(follows[list(pair)].max())
+        exchanged = float(min(cross[first, second], cross[second, first]))
         same = lengths[clips[first].row] == lengths[clips[second].row]
         if same and exchanged > limit and exchanged - alone > _GAIN:
             message = f"the motion in the images correlates with that of the rows by {alone:.2f}, "

@@ -58,7 +58,8 @@ def _renamed_files(catalog: Catalog, facts: RowFacts, videos: VideoFacts | None)
     rows = np.flatnonzero(claims != table.ids)
     if not len(rows):
         return
-    claimed, listed = int(claims[rows[0]]), int(table.ids[rows[0]])
+    claimed = int(claims[rows[0]])
+    listed = int(table.ids[rows[0]])
     message = f"the file of episode {listed} has rows of "
     message += "several episodes" if claimed == MIXED else f"episode {claimed}"
     shift = np.unique((claims - table.ids)[rows])
@@ -84,7 +85,8 @@ def _compare_lengths(
     listed = np.searchsorted(table.ids, claims[rows])
     is_listed = table.ids[np.minimum(listed, len(table) - 1)] == claims[rows]
     by_columns = np.minimum(listed, len(table) - 1)
-    fit_names, fit_columns = np.ones(len(rows), bool), is_listed
+    fit_names = np.ones(len(rows), bool)
+    fit_columns = is_listed
     for known in lengths:
         fit_names &= (known[rows] < 0) | (known[rows] == facts.found[rows])
         fit_columns = fit_columns & ((known[by_columns] < 0) | (known[by_columns] == facts.found[rows]))

@@ -68,12 +68,14 @@ def _check_clock(catalog: Catalog, facts: SensorFacts) -> Findings:
         yield _about(catalog, facts, "sensors.gap", "warning", gaps, message, LOOK)
     frame = 1 / float(catalog.fps)
     edge = max(limit, frame)
-    late, short = {}, {}
+    late = {}
+    short = {}
     for row, samples in facts.episodes.items():
         times = samples.times[np.isfinite(samples.times)]
         if not len(times):
             continue
-        first, last = float(times.min()), float(times.max())
+        first = float(times.min())
+        last = float(times.max())
         end = (int(catalog.episodes.lengths[row]) - 1) * frame
         if first > edge:
             late[row] = first

@@ -13,8 +13,12 @@ from understudy_tools.check.rules.values import FEW, is_gripper, is_input
 _MINORITY = 0.2
 _LEAST_FRAMES = 20
 _LOUDER = 1.8  # mean second difference in those of the others
-_ROUGHER, _ROUGH = 1.5, 0.8  # the same relative to the mean change, in those of the others; 1.7 is that of noise
-_COARSER, _COARSE = 4.0, 0.15  # least change in those of the others, and in mean changes
+# the same relative to the mean change, in those of the others; 1.7 is that of noise
+_ROUGHER = 1.5
+_ROUGH = 0.8
+# least change in those of the others, and in mean changes
+_COARSER = 4.0
+_COARSE = 0.15
 _LEAST_CHANGES = 20
 _REPEATED = 0.02  # share of the frames that equal the one before
 _EDGE = 4.0  # usual changes between rows of zeros and others
@@ -73,7 +77,8 @@ def _noise(column: Column, rows: np.ndarray) -> Findings:
     """Noise raises second differences; coarse ticks raise the least change. Both against nearly all other episodes."""
     lengths = column.lengths[rows][:, None]
     grippers = np.array([is_gripper(column, dim) for dim in range(column.width)])
-    jerk, mean = column.jerk[rows], column.path[rows] / np.maximum(lengths - 1, 1)
+    jerk = column.jerk[rows]
+    mean = column.path[rows] / np.maximum(lengths - 1, 1)
     others = np.quantile(jerk, 1 - _MINORITY, axis=0)
     rough = np.divide(jerk, mean, out=np.zeros(jerk.shape), where=mean > 0)
     limit = np.maximum(_ROUGH, _ROUGHER * np.quantile(rough, 1 - _MINORITY, axis=0))
@@ -84,7 +89,8 @@ def _noise(column: Column, rows: np.ndarray) -> Findings:
         ratio = float(jerk[row, dim] / others[dim])
         message = f"second differences are {ratio:.3g} times those of the other episodes: noise"
         yield _finding("values.noise", column, odd, rows, message, ratio, 1.0)
-    tick, changes = column.tick[rows], column.changes[rows]
+    tick = column.tick[rows]
+    changes = column.changes[rows]
     step = np.divide(column.path[rows], changes, out=np.full(tick.shape, np.inf), where=changes >= _LEAST_CHANGES)
     tick = np.where(np.isfinite(tick), tick, 0.0)
     usual = np.quantile(tick, 1 - _MINORITY, axis=0)
@@ -136,7 +142,8 @@ def _norms(column: Column, rows: np.ndarray) -> Findings:
 
 def _inverted(column: Column, rows: np.ndarray) -> Findings:
     """Grippers that begin and end at the other end of their range than in nearly all other episodes."""
-    low, high = column.low[rows].min(axis=0), column.high[rows].max(axis=0)
+    low = column.low[rows].min(axis=0)
+    high = column.high[rows].max(axis=0)
     middle = (low + high) / 2
     odd = np.zeros((len(rows), column.width), bool)
     strong = True
@@ -165,7 +172,8 @@ def _inverted(column: Column, rows: np.ndarray) -> Findings:
 
 def _mirrored(column: Column, rows: np.ndarray) -> Findings:
     """Fingers of a hand that are mirrored at the middle of their range in an episode, several of them together."""
-    low, high = column.low[rows].min(axis=0), column.high[rows].max(axis=0)
+    low = column.low[rows].min(axis=0)
+    high = column.high[rows].max(axis=0)
     unit = np.where(high > low, high - low, np.inf)
     tables = [(table[rows] - low) / unit for table in (column.mean, column.first, column.last)]
     extent = column.range[rows]
@@ -209,7 +217,8 @@ def _median_of_others(values: np.ndarray) -> np.ndarray:
     order = np.argsort(values, axis=0)
     ordered = np.take_along_axis(values, order, axis=0)
     place = np.arange(len(values))[:, None]  # of each value in the order; without it the later ones move up
-    low, high = (count - 1) // 2, count // 2
+    low = (count - 1) // 2
+    high = count // 2
     below = np.where(place > low, ordered[low], ordered[low + 1])
     above = np.where(place > high, ordered[high], ordered[high + 1])
     median = np.empty_like(below)
@@ -263,7 +272,8 @@ def _deviations(values: np.ndarray) -> tuple[np.ndarray, int, float]:
 
 def _between(facts: RowFacts) -> Iterator[tuple[int, int, float]]:
     """(Table row, dimension, shift) where the means of action and state differ by more in one episode."""
-    action, state = facts.columns.get(ACTION), facts.columns.get(STATE)
+    action = facts.columns.get(ACTION)
+    state = facts.columns.get(STATE)
     if facts.pairs is None or action is None or state is None or action.names != state.names:
         return
     rows = _rows(facts, action, state)
@@ -272,7 +282,8 @@ def _between(facts: RowFacts) -> Iterator[tuple[int, int, float]]:
         if is_gripper(state, dim) or not np.nanmedian(np.append(alike, 0.0)) > 0.8:
             continue
         shifts, place, other = _deviations(state.mean[rows, dim] - action.mean[rows, dim])
-        shift, usual = float(shifts[place]), float(np.median(state.range[rows, dim]))
+        shift = float(shifts[place])
+        usual = float(np.median(state.range[rows, dim]))
         if abs(shift) > max(_FAR * other, _LEAST * usual) and usual > 0 and alike[place] > 0.8:
             yield int(rows[place]), dim, shift
 

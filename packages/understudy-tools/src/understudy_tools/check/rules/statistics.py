@@ -19,7 +19,9 @@ from understudy_tools.check.column_facts import Column
 from understudy_tools.check.findings import RECOMPUTE, Finding, Findings, Place
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts
 
-_MEAN, _STD, _RANGE = 0.02, 0.02, 0.002
+_MEAN = 0.02
+_STD = 0.02
+_RANGE = 0.002
 """Allowed differences: of the mean in standard deviations, of std and of the range as shares of themselves."""
 _MOST_NAMED = 8
 _QUANTILES = ("q01", "q10", "q50", "q90", "q99")
@@ -116,7 +118,8 @@ def _compare(
     message = f"recorded {name} is {recorded[name][dim]:.4g}, that of the rows {true[name][dim]:.4g}"
     message += f"; {count} of {column.width} dimensions differ" if column.width > 1 else ""
     place = replace(place, dimension=column.dimension(dim))
-    measured, expected = float(recorded[name][dim]), float(true[name][dim])
+    measured = float(recorded[name][dim])
+    expected = float(true[name][dim])
     yield Finding("statistics.values", "warning", message, place, measured, expected, RECOMPUTE, score)
 
 
@@ -236,5 +239,6 @@ def _per_episode(catalog: Catalog, facts: RowFacts, path: str) -> Findings:
             message += f"that of its rows is {true[name][worst, dim]:.4g}; "
             message += plural(len(rows), "episode differs", "episodes differ")
             place = replace(column.place(rows, int(dim)), file=path)
-            measured, expected = float(figures[name]), float(true[name][worst, dim])
+            measured = float(figures[name])
+            expected = float(true[name][worst, dim])
             yield Finding("statistics.episodes", "warning", message, place, measured, expected, RECOMPUTE)

@@ -136,13 +136,16 @@ def _dead(facts: RowFacts, column: Column, read: np.ndarray) -> Findings:
     for row, dims in dead_by_row.items():
         by_dims.setdefault(tuple(dims), []).append(row)
     for dead, rows in by_dims.items():
-        names, place = column.list_names(dead), column.place(rows, dead[0])
+        names = column.list_names(dead)
+        place = column.place(rows, dead[0])
         if len(dead) <= 2 and all(is_gripper(column, dim) for dim in dead):
-            rule, is_certain = "values.gripper", True
+            rule = "values.gripper"
+            is_certain = True
             message = f"{names} does not open or close, and does so in {100 * lively[long_enough, dead[0]].mean():.0f} "
             message += "% of the episodes"
         else:
-            rule, is_certain = "values.dead", _partner_moves(facts, column, rows, dead)
+            rule = "values.dead"
+            is_certain = _partner_moves(facts, column, rows, dead)
             message = f"{names}: one value ({column.low[rows[0], dead[0]]:.4g}) in the whole episode, and motion in "
             message += "the others"
         severity: Severity = "warning" if is_certain else "note"
@@ -166,7 +169,8 @@ def is_gripper(column: Column, dim: int) -> bool:
     if any(word in name for word in ("gripper", "jaw", "claw")):
         return True
     values = column.sample[:, dim]
-    low, high = values.min(), values.max()
+    low = values.min()
+    high = values.max()
     if not low < high:
         return False
     place = (values - low) / (high - low)
@@ -204,7 +208,8 @@ def _jumps(column: Column, read: np.ndarray) -> Findings:
         message = f"changes by {step:.4g} between two frames, otherwise by {typical[dim]:.3g} at most in most episodes"
         message += f"; {len(dims)} dimensions jump there" if len(dims) > 1 else ""
         severity: Severity = "warning" if column.key in _DECIDE else "note"
-        place, most = column.place(rows_of, dim, frame), float(limit[dim])
+        place = column.place(rows_of, dim, frame)
+        most = float(limit[dim])
         yield Finding("values.jump", severity, message, place, step, most, LOOK, step / most)
     kinds = (
         (wraps, "angles wrap by a whole turn", "a policy learns angles better as sine and cosine, or unwrapped"),
@@ -294,7 +299,8 @@ def _units(column: Column, rows: np.ndarray, partner: Column | None) -> Findings
         gaps = np.diff(logs[order])
         cut = int(gaps.argmax())
         gap = float(gaps[cut])
-        low, high = order[: cut + 1], order[cut + 1 :]
+        low = order[: cut + 1]
+        high = order[cut + 1 :]
         inner = max(float(np.ptp(logs[low])), float(np.ptp(logs[high])))
         if gap < np.log(_RATIO) or inner > 0.6 * gap:
             continue
@@ -340,7 +346,8 @@ def _shared(partner: Column | None, low: np.ndarray, high: np.ndarray, dim: int)
     """Ratio of the ranges of the same dimension of another column: 0 if unknown, inf if it rests in `low`."""
     if partner is None or partner.width <= dim:
         return 0.0
-    of_low, of_high = float(np.median(partner.range[low, dim])), float(np.median(partner.range[high, dim]))
+    of_low = float(np.median(partner.range[low, dim]))
+    of_high = float(np.median(partner.range[high, dim]))
     return of_high / of_low if of_low > 0 else float("inf") if of_high > 0 else 0.0
 
 
@@ -348,7 +355,8 @@ def _exchanged(column: Column, rows: np.ndarray) -> Findings:
     """Two dimensions that have each other's values in a few episodes."""
     if column.width < 2 or len(rows) < FEW + 1:
         return
-    mean, width = column.mean[rows], np.median(column.std[rows], axis=0)
+    mean = column.mean[rows]
+    width = np.median(column.std[rows], axis=0)
     center = np.median(mean, axis=0)
     scatter = 1.4826 * np.median(np.abs(mean - center), axis=0)
     unit = np.maximum(scatter, 0.25 * width) + 1e-9
@@ -372,8 +380,10 @@ def _exchanged(column: Column, rows: np.ndarray) -> Findings:
             alike = (aside[:, of] * np.sign(aside[row, of]) > _AS_FAR * np.abs(aside[row, of])).all(axis=1)
             if alike[episodes].sum() < alike.sum():
                 continue
-            message, place = f"{names} have each other's usual values", column.place(rows[[row]], of[0])
-            measured, expected = mean[row, of].tolist(), center[of].tolist()
+            message = f"{names} have each other's usual values"
+            place = column.place(rows[[row]], of[0])
+            measured = mean[row, of].tolist()
+            expected = center[of].tolist()
             yield Finding("values.exchanged", "warning", message, place, measured, expected, _UNIT_FIX)
 
 
@@ -399,7 +409,8 @@ def _directions(facts: RowFacts) -> Findings:
         if len(rows) < FEW:
             continue
         correlation = table[rows]
-        least, usual = float(correlation.min()), float(np.median(correlation))
+        least = float(correlation.min())
+        usual = float(np.median(correlation))
         if usual > (0.5 if is_gripper(state, dim) else 0.8) and is_few(correlation < -0.5, 0.3):
             message = f"action and state correlate by {least:.2f}, in the other episodes by {usual:.2f}"
             place = replace(state.place(rows[correlation < -0.5]), dimension=state.names[dim])

@@ -57,7 +57,8 @@ def _surplus(catalog: Catalog, camera: str, surplus: list[tuple[VideoFile, int, 
     """Videos with more frames than rows: the extra ones may be anywhere, unless recorded times place the episodes."""
     videos = catalog.videos(camera)
     for number, (video, expected, place) in enumerate(surplus):
-        count, file = video.count, video.file
+        count = video.count
+        file = video.file
         packed = int((videos.file == file).sum()) > 1
         placed = videos.first_by_time is not None and bool((videos.first_by_time[videos.file == file] >= 0).any())
         unclear = float(videos.drift[file]) > _DRIFT
@@ -69,7 +70,8 @@ def _surplus(catalog: Catalog, camera: str, surplus: list[tuple[VideoFile, int, 
         else:
             message += f"; the first {expected} are used"
         severity: Severity = "error" if unclear and packed and not placed else "warning"
-        fix, score = restore(place.file), float(count - expected)
+        fix = restore(place.file)
+        score = float(count - expected)
         if number < _TAILS and (later := _tail_is_later(catalog, camera, video, expected)) is not None:
             message += f"; the first surplus ones equal the first images of episode {later}: the video was cut too late"
             fix = f"{EDIT} leaves the surplus out; only if rows are missing, restore them"
@@ -78,7 +80,8 @@ def _surplus(catalog: Catalog, camera: str, surplus: list[tuple[VideoFile, int, 
 
 def _tail_is_later(catalog: Catalog, camera: str, video: VideoFile, expected: int) -> int | None:
     """Return the id of the next episode if its video starts with the surplus images of a video; None for others."""
-    videos, table = catalog.videos(camera), catalog.episodes
+    videos = catalog.videos(camera)
+    table = catalog.episodes
     members = np.flatnonzero(videos.file == video.file)
     later = np.flatnonzero((videos.file >= 0) & (videos.file != video.file) & (table.lengths > 0))
     later = later[later > members.max()] if len(members) else later[:0]
@@ -109,7 +112,8 @@ def _tail_is_later(catalog: Catalog, camera: str, video: VideoFile, expected: in
 
 
 def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Findings:
-    files, feature = facts.files[camera], catalog.features[camera]
+    files = facts.files[camera]
+    feature = catalog.features[camera]
     if not files:
         return
     sizes = Counter((video.width, video.height) for video in files)
@@ -197,14 +201,16 @@ def check_places(catalog: Catalog, opens_videos: bool) -> Findings:
         yield Finding("metadata.unreadable", "error", error.what, place, fix=error.fix)
         return
     lengths = catalog.episodes.lengths
-    first, stop = columns.get("dataset_from_index"), columns.get("dataset_to_index")
+    first = columns.get("dataset_from_index")
+    stop = columns.get("dataset_to_index")
     if first is not None and stop is not None:
         wrong = np.flatnonzero(stop - first != lengths)
         if len(wrong):
             row = int(wrong[0])
             message = f"dataset_from_index {first[row]:g} and dataset_to_index {stop[row]:g} enclose "
             message += f"{stop[row] - first[row]:g} frames, length is {int(lengths[row])}"
-            place, fix = Place.from_rows(catalog, wrong, file=EPISODES), correct("both", EPISODES)
+            place = Place.from_rows(catalog, wrong, file=EPISODES)
+            fix = correct("both", EPISODES)
             yield Finding(
                 "episodes.range", "error", message, place, float(stop[row] - first[row]), int(lengths[row]), fix
             )
@@ -212,10 +218,12 @@ def check_places(catalog: Catalog, opens_videos: bool) -> Findings:
         over = order[1:][first[order][1:] < (first + lengths)[order][:-1]]
         if len(over):
             message = f"{plural(len(over), 'episode begins', 'episodes begin')} before the previous one ends"
-            place, fix = Place.from_rows(catalog, over, file=EPISODES), correct("dataset_from_index", EPISODES)
+            place = Place.from_rows(catalog, over, file=EPISODES)
+            fix = correct("dataset_from_index", EPISODES)
             yield Finding("episodes.range", "error", message, place, len(over), 0, fix)
     for camera in catalog.episodes.videos:
-        begins, ends = columns.get(f"videos/{camera}/from_timestamp"), columns.get(f"videos/{camera}/to_timestamp")
+        begins = columns.get(f"videos/{camera}/from_timestamp")
+        ends = columns.get(f"videos/{camera}/to_timestamp")
         if begins is not None:
             yield from _starts(catalog, camera, begins, ends, opens_videos)
 
@@ -242,7 +250,9 @@ def _recorded(catalog: Catalog) -> dict[str, np.ndarray]:
 
 def _starts(catalog: Catalog, camera: str, begins: np.ndarray, ends: np.ndarray | None, opens_videos: bool) -> Findings:
     """Compare recorded seconds with the number of frames before each episode in its file."""
-    videos, lengths, fps = catalog.videos(camera), catalog.episodes.lengths, float(catalog.fps)
+    videos = catalog.videos(camera)
+    lengths = catalog.episodes.lengths
+    fps = float(catalog.fps)
     used = (videos.file >= 0) & (lengths > 0) & np.isfinite(begins)
     first, off, jumps, is_proven = _start_errors(catalog, camera, begins, used, opens_videos)
     size = np.abs(off)
@@ -257,7 +267,8 @@ def _starts(catalog: Catalog, camera: str, begins: np.ndarray, ends: np.ndarray 
         if jumps:
             message = f"from_timestamp is {begins[row]:.6g} s, frame {begins[row] * fps:.2f}; "
             message += f"{int(first[row])} frames precede the episode in its video"
-            measured, expected = float(begins[row]), float(first[row] / fps)
+            measured = float(begins[row])
+            expected = float(first[row] / fps)
             fix = f"{EDIT} (writes these times anew): LeRobot shows the frame of that time"
             severity = "error" if is_proven else "warning"
             doubtful = catalog.videos(camera).doubtful
@@ -269,7 +280,9 @@ def _starts(catalog: Catalog, camera: str, begins: np.ndarray, ends: np.ndarray 
                 fix = f"correct from_timestamp in {EPISODES}, or leave the episodes out: {drop(place.episodes)}"
         else:
             message = f"from_timestamp drifts by up to {off[row]:.2f} frames from the place in the video"
-            measured, expected, fix = float(off[row]), 0.0, lerobot_fix
+            measured = float(off[row])
+            expected = 0.0
+            fix = lerobot_fix
         yield Finding("videos.start", severity, message, place, measured, expected, fix, float(size[row]))
     for row, place in groups(np.flatnonzero((size > TOLERANCE * fps) & (size <= _DRIFT)), size):
         seconds = float(off[row] / fps)
@@ -294,7 +307,9 @@ def _start_errors(
     Where they differ, the times in the video decide: the frames of a file may have gaps. Also returned are whether the
     errors jump from one episode to the next, and whether a video proved some of them.
     """
-    videos, lengths, fps = catalog.videos(camera), catalog.episodes.lengths, float(catalog.fps)
+    videos = catalog.videos(camera)
+    lengths = catalog.episodes.lengths
+    fps = float(catalog.fps)
     first = videos.first.copy()
     by_time = videos.first_by_time if videos.first_by_time is not None else np.full(len(first), -1)
     off = np.where(used, begins * fps - first, 0.0)

@@ -76,7 +76,8 @@ class Columns:
             Key -> array (frames, ...) or list of values, and key -> error of each column that cannot be read.
         """
         stop = int(self._catalog.episodes.lengths[row]) if stop is None else stop
-        frames, rows = np.arange(start, stop)[None], np.full(1, row)
+        frames = np.arange(start, stop)[None]
+        rows = np.full(1, row)
         keys = [*self.keys, "task_index", "timestamp"]
         try:
             columns = self._rows.take(rows, dict.fromkeys(keys, frames))
@@ -115,7 +116,8 @@ class Columns:
             IndexError: The episode has no such block.
         """
         length = int(self._catalog.episodes.lengths[row])
-        start, stop = number * BLOCK, min((number + 1) * BLOCK, length)
+        start = number * BLOCK
+        stop = min((number + 1) * BLOCK, length)
         if not 0 <= start < stop:
             raise IndexError(f"block {number} of {-(-length // BLOCK)}")
         values, _ = self.read(row, start, stop)
@@ -126,7 +128,8 @@ def curve(feature: Feature, values: np.ndarray) -> dict[str, Any]:
     """Return one entry of `Columns.curves` for the values (frames, ...) of a feature."""
     flat = _flat(values)[:, :WIDEST]
     bucket = -(-max(1, len(flat)) // BUCKETS)
-    names, width = feature.dimension_names, _width(feature)
+    names = feature.dimension_names
+    width = _width(feature)
     low, high = ranges(flat, bucket)
     return {
         "key": feature.key,
@@ -178,7 +181,8 @@ def text_lanes(catalog: Catalog, values: Record) -> list[dict[str, Any]]:
 
 def _runs(values: Sequence[Any]) -> list[tuple[int, int, Any]]:
     """Runs of equal neighbours, (start, stop, value) each."""
-    runs, start = [], 0
+    runs = []
+    start = 0
     for value, neighbours in groupby(values):
         stop = start + len(list(neighbours))
         runs.append((start, stop, value))
@@ -268,7 +272,8 @@ class Findings:
                 by_episode[index(episode)].append(short | {"frame": None if number or frame is None else index(frame)})
             if not place.get("episodes"):
                 general.append(short | {"frame": None})
-        self._by_episode, self._general = by_episode, general
+        self._by_episode = by_episode
+        self._general = general
 
 
 def _read(path: str, catalog: Catalog) -> list[Record]:

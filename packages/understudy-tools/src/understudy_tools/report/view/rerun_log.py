@@ -54,7 +54,8 @@ def write_recording(
     with optional_imports():
         import rerun
 
-    columns, sheets = Columns(catalog), Sheets(catalog)
+    columns = Columns(catalog)
+    sheets = Sheets(catalog)
     with replace_file(path) as draft:
         stream = rerun.RecordingStream("understudy", recording_id=catalog.name)
         stream.save(str(draft))

@@ -59,7 +59,8 @@ class ViewServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: ViewServer
     protocol_version = "HTTP/1.1"
-    server_version, sys_version = "understudy", ""
+    server_version = "understudy"
+    sys_version = ""
     timeout = 60
 
     def do_GET(self) -> None:

@@ -21,7 +21,8 @@ WIDEST = 640
 """Pixels of the longer side of a frame; larger ones are reduced."""
 LOSSLESS = 128
 """Widest frame, in pixels, that is stored without loss."""
-PIXELS, MOST = 1 << 22, 64
+PIXELS = 1 << 22
+MOST = 64
 """Pixels and frames of a sheet."""
 _QUALITY = 90
 _SHEET_BYTES = 256 << 20  # of encoded sheets
@@ -56,7 +57,8 @@ class Layout:
     def of_frames(cls, height: int, width: int) -> "Layout":
         """Choose the layout for recorded frames of `height` x `width` pixels."""
         scale = min(1.0, WIDEST / max(height, width))
-        wide, high = max(1, round(width * scale)), max(1, round(height * scale))
+        wide = max(1, round(width * scale))
+        high = max(1, round(height * scale))
         most = max(1, min(MOST, PIXELS // (wide * high)))
         columns = math.isqrt(most)
         return cls(wide, high, columns, most // columns, "png" if wide <= LOSSLESS else "jpg", width, height)

@@ -141,7 +141,8 @@ class EpisodeList:
         matching = [source.listed[self._mask(source, words)] for source in self._sources]
         ends = np.cumsum([len(rows) for rows in matching])
         total = int(ends[-1]) if len(ends) else 0
-        first, last = number * PAGE, min((number + 1) * PAGE, total)
+        first = number * PAGE
+        last = min((number + 1) * PAGE, total)
         episodes = []
         for place in range(max(0, first), last):
             source = int(np.searchsorted(ends, place, side="right"))
@@ -164,8 +165,12 @@ class EpisodeList:
 
     def _mask(self, source: Source, words: Sequence[str]) -> np.ndarray:
         """Listed rows that match all words, bool (n,)."""
-        rows, table, tasks = source.listed, source.catalog.episodes, source.catalog.tasks
-        mask, ids, offsets = np.ones(len(rows), bool), table.ids[rows], table.task_offsets
+        rows = source.listed
+        table = source.catalog.episodes
+        tasks = source.catalog.tasks
+        mask = np.ones(len(rows), bool)
+        ids = table.ids[rows]
+        offsets = table.task_offsets
         for word in words:
             fits = np.asarray([word in task.lower() for task in tasks] + [False])  # -1: a task of no list
             counts = np.concatenate([[0], np.cumsum(fits[table.task_indices])])
@@ -193,7 +198,8 @@ class Viewer:
         title: str,
         predict: Callable[[int, int, int], Record] | None = None,
     ) -> None:
-        self.title, self._predict = title, predict
+        self.title = title
+        self._predict = predict
         self._sources, self.list = sources, EpisodeList(sources)
 
     def read(self, name: str, query: Mapping[str, str] | None = None) -> Resource:

@@ -60,11 +60,13 @@ def export(config: ExportConfig) -> None:
     from understudy_data.order_file import dataset_facts, write_order_file
 
     *paths, out = config.paths
-    first, ranks = config.from_step, config.world_size
+    first = config.from_step
+    ranks = config.world_size
     if Path(paths[0], "order.json").is_file():
         account = Account.open(Path(paths[0]), config.checkpoint)
         spans = account.cut(first, first + config.steps if config.steps else account.state["step"])
-        spec, blocks = account.spec, account.samples(spans, ranks)
+        spec = account.spec
+        blocks = account.samples(spans, ranks)
         facts = {name: {"lengths": digest} for name, digest in account.sources.items()}
         for of_source, version in zip(facts.values(), account.versions):
             of_source |= {name: version[name] for name in ("version", "address")}
@@ -84,7 +86,8 @@ def export(config: ExportConfig) -> None:
             raise ConfigError(str(error)) from error
         steps = config.steps or -(-sum(map(len, datasets)) // config.batch_size)
         spans = [Span(first, first * config.batch_size, config.batch_size, steps)]
-        spec, blocks = order.spec, rows_of(order.locate, spans, ranks)
+        spec = order.spec
+        blocks = rows_of(order.locate, spans, ranks)
         facts = {source.name: dataset_facts(source) for source in datasets}
     total = sum(span.steps * span.batch for span in spans)
     if not total or ranks > min(span.batch for span in spans):

@@ -85,7 +85,8 @@ def prepare_statistics(config: StatisticsConfig) -> None:
     from understudy_data.storage.remote_options import RemoteOptions
 
     run = with_local_files(config).with_policy_defaults()
-    data, cache = open_data(run), Path(RemoteOptions(cache=run.data.cache).folder)
+    data = open_data(run)
+    cache = Path(RemoteOptions(cache=run.data.cache).folder)
     processes = config.processes(sum(map(len, data.training)) // _COST)
     with Workers(processes, config.ray, config.work) as workers:
         statistics: HeadStatistics = {}
@@ -177,7 +178,9 @@ def measure(tokenizer: "FastTokenizer", chunks: "list[np.ndarray]") -> dict[str,
     """Return the lengths and the largest error of the tokens of chunks."""
     import numpy as np
 
-    lengths, errors, clipped = [], [], 0
+    lengths = []
+    errors = []
+    clipped = 0
     for chunk in chunks:
         encoded = tokenizer.encode(chunk[None])
         lengths.append(len(encoded.tokens[0]))

@@ -22,7 +22,9 @@ from understudy.policies.batch import to_device
 from understudy.policies.common.layers import Conv1d, Conv2d, Linear, group_norm, layer_norm
 
 FREQUENCY = 4.0  # deviation of a fresh phase in radians: from 4 on, sentences that differ in a word are unrelated
-START, PAD = 256, 257  # after the 256 byte values; START makes the empty text a text of one token
+# after the 256 byte values; START makes the empty text a text of one token
+START = 256
+PAD = 257
 
 
 def byte_tokens(texts: Sequence[str], length: int) -> Tensor:

@@ -26,7 +26,8 @@ from understudy.policies.common.lerobot_processors import read_object
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import optional_imports
 
-TOKENIZER, CONFIG = "tokenizer.json", "processor_config.json"
+TOKENIZER = "tokenizer.json"
+CONFIG = "processor_config.json"
 """Files of a folder."""
 
 Kind = Literal["published", "private"]
@@ -96,11 +97,13 @@ class FastTokenizer:
             raise ConfigError(
                 f"{folder / CONFIG}: kind is {kind!r}; this version reads {' and '.join(FIRST_CHARACTER)}"
             )
-        scale, low = config.get("scale"), config.get("min_token")
+        scale = config.get("scale")
+        low = config.get("min_token")
         if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < float("inf"):
             raise ConfigError(f"{folder / CONFIG}: scale is {scale!r}; it must be a positive number")
         high = config.get("max_token") if kind == "private" else _whole(low, folder, "min_token") + LARGEST[kind]
-        low, high = _whole(low, folder, "min_token"), _whole(high, folder, "max_token")
+        low = _whole(low, folder, "min_token")
+        high = _whole(high, folder, "max_token")
         if not low <= high <= low + LARGEST[kind]:
             raise ConfigError(f"{folder / CONFIG}: the integers {low} to {high} are no alphabet of kind {kind}")
         with optional_imports():
@@ -129,10 +132,8 @@ class FastTokenizer:
         integers = [quantise(np.asarray(chunk)[None], scale)[0] for chunk in chunks]
         if not integers:
             raise ConfigError("there is no chunk to fit FAST tokens to; give at least one")
-        low, high = (
-            min(int(coefficients.min()) for coefficients in integers),
-            max(int(coefficients.max()) for coefficients in integers),
-        )
+        low = min(int(coefficients.min()) for coefficients in integers)
+        high = max(int(coefficients.max()) for coefficients in integers)
         count = high - low + 1
         if count > min(vocab_size, LARGEST["private"] + 1):
             raise ConfigError(
@@ -184,7 +185,8 @@ class FastTokenizer:
 
     def decode(self, tokens: Sequence[Sequence[int]], steps: int, dim: int) -> Decoded:
         """Decode the ids of B chunks of `steps` x `dim` coefficients; marks ids that are no such chunk as not valid."""
-        integers, valid = np.zeros((len(tokens), steps, dim), np.int64), np.zeros(len(tokens), bool)
+        integers = np.zeros((len(tokens), steps, dim), np.int64)
+        valid = np.zeros(len(tokens), bool)
         for row, ids in enumerate(tokens):
             characters = self._characters(ids)
             if characters is not None and len(characters) == steps * dim:
@@ -205,7 +207,8 @@ class FastTokenizer:
 @cache
 def cosines(steps: int) -> np.ndarray:
     """Matrix of the orthonormal DCT-II, float64 [steps, steps]; its transpose is the inverse."""
-    number, place = np.arange(steps)[:, None], np.arange(steps)
+    number = np.arange(steps)[:, None]
+    place = np.arange(steps)
     matrix: np.ndarray = np.sqrt(2 / steps) * np.cos(np.pi * (2 * place + 1) * number / (2 * steps))
     matrix[0] /= np.sqrt(2)
     return matrix

@@ -33,7 +33,8 @@ from torch import Tensor
 
 VECTOR = 64
 """Numbers: at least the vector width of any CPU (AVX-512: twice 16 of float32)."""
-MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
+MIN_PERIOD = 4e-3
+MAX_PERIOD = 4.0
 """Periods of `time_features`, as in pi0."""
 
 

@@ -52,7 +52,8 @@ def _fit(images: Tensor, side: int) -> Tensor:
         inner = max(1, int(height / scale)), max(1, int(width / scale))
         if inner != (height, width):
             x = F.interpolate(x, size=inner, mode="bilinear", antialias=True).round().clamp(0, 255)
-        top, left = (side - inner[0]) // 2, (side - inner[1]) // 2
+        top = (side - inner[0]) // 2
+        left = (side - inner[1]) // 2
         x = F.pad(x, (left, side - inner[1] - left, top, side - inner[0] - top))
     return x
 

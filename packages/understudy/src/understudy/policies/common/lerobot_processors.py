@@ -19,7 +19,8 @@ from understudy_base.batch_keys import STATE
 from understudy_base.errors import ConfigError
 from understudy_base.records import Record
 
-LEROBOT, LEROBOT_OUT = "policy_preprocessor.json", "policy_postprocessor.json"
+LEROBOT = "policy_preprocessor.json"
+LEROBOT_OUT = "policy_postprocessor.json"
 """Files next to weights."""
 VISUAL = "VISUAL"
 """LeRobot's type of images."""
@@ -78,7 +79,8 @@ def find_step(path: Path, name: str) -> Record:
 
 def _is_step(step: Record, name: str) -> bool:
     """Whether a step has this name; a normalizer that leaves masked dimensions as they are is one, too."""
-    registered, plain = str(step.get("registry_name", "")), name.replace("_", "")
+    registered = str(step.get("registry_name", ""))
+    plain = name.replace("_", "")
     if registered == name or (is_masked(step) and registered.endswith("_" + name.removesuffix("_processor"))):
         return True
     kind = str(step.get("class", "")).lower().rpartition(".")[2]
@@ -194,7 +196,8 @@ def processor_files(
     statistics = save(dict(figures))
     files: dict[str, bytes] = {}
     for file, steps in ((LEROBOT, before), (LEROBOT_OUT, behind)):
-        stem, entries = file.removesuffix(".json"), []
+        stem = file.removesuffix(".json")
+        entries = []
         for number, (name, content) in enumerate(steps):
             entry: dict[str, Any] = {"registry_name": name, "config": content}
             if "norm_map" in content:

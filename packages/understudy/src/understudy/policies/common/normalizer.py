@@ -89,7 +89,8 @@ class Affine(nn.Module):
 
     def _rows(self, x: Tensor, head: Tensor | None) -> tuple[Tensor, Tensor]:
         """Offset and spread, broadcastable to x: [dim], or [B, 1, ..., dim]."""
-        offset, spread = of_head(self.offset, head), of_head(self.spread, head)
+        offset = of_head(self.offset, head)
+        spread = of_head(self.spread, head)
         if head is None:
             return offset[0], spread[0]
         if head.shape[0] != x.shape[0]:
@@ -199,7 +200,8 @@ class Normalizer(nn.Module):
 
     def actions(self, batch: Batch) -> Tensor:
         """Normalize `action` [B, T, A] of a batch, float32; differences to the state where its head learns those."""
-        actions, head = value_of(batch, ACTION).float(), self.head(batch)
+        actions = value_of(batch, ACTION).float()
+        head = self.head(batch)
         if (now := self._learnt_from(batch)) is not None:
             actions = actions - now[:, None]
         return blanked(self.action.normalize(actions, head), self.dim_is_pad(ACTION, batch))

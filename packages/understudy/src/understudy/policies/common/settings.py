@@ -70,10 +70,14 @@ def age_problems(name: str, ages: Sequence[float]) -> list[str]:
     return []
 
 
-FLOW, DYNAMICS, IMAGES = "flow", "dynamics", "images"
+FLOW = "flow"
+DYNAMICS = "dynamics"
+IMAGES = "images"
 """Loss terms: of the action chunk, of the states that follow, and of the images that follow."""
 
-POLICY, FORWARD, INVERSE = "policy", "forward_dynamics", "inverse_dynamics"
+POLICY = "policy"
+FORWARD = "forward_dynamics"
+INVERSE = "inverse_dynamics"
 MODES = (POLICY, FORWARD, INVERSE)
 """Modes; their positions are the numbers under `mode` in a batch."""
 

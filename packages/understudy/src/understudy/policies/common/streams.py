@@ -68,7 +68,8 @@ def read_stream(term: str, batch: Batch, config: Any, normalizer: Normalizer) ->
     Values in padded slots must not matter, and x_t at a padded slot is an input of the network. So the values are
     replaced here, before any arithmetic: such a slot carries noise only, a padded dimension 0.
     """
-    key, clean = KEY_OF[term], read_values(term, batch, config, normalizer)
+    key = KEY_OF[term]
+    clean = read_values(term, batch, config, normalizer)
     is_pad: Tensor = value_of(batch, f"{key}_is_pad")
     check_shape(f"{key}_is_pad", is_pad, (len(clean), config.chunk + (term == DYNAMICS)))
     is_pad = is_pad[:, -config.chunk :]

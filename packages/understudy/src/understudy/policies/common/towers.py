@@ -133,7 +133,9 @@ def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tens
     Returns:
         [queries, heads * head_dim], in the sequence of `at.queries`.
     """
-    q, k, v = q[segments.queries], k[segments.keys], v[segments.keys]
+    q = q[segments.queries]
+    k = k[segments.keys]
+    v = v[segments.keys]
     return (
         _dense(q, k, v, segments.layout) if isinstance(segments.layout, Padded) else _varlen(q, k, v, segments.layout)
     ).flatten(1)
@@ -392,11 +394,15 @@ def packed_plan(
     dtype: torch.dtype,
 ) -> Plan:
     """Positions and segments of packed tokens; see `padded_plan`. `device` and `dtype` belong to the attention."""
-    prefix, tail, seen = packing.prefix, packing.tail, packing.prefix + packing.response
+    prefix = packing.prefix
+    tail = packing.tail
+    seen = packing.prefix + packing.response
     lengths = prefix + tail
-    starts, count = lengths.cumsum(0) - lengths, int(lengths.sum())
+    starts = lengths.cumsum(0) - lengths
+    count = int(lengths.sum())
     varlen = takes_varlen(device, dtype)
-    front, behind = join_ranges(starts, prefix), join_ranges(starts + prefix, tail)
+    front = join_ranges(starts, prefix)
+    behind = join_ranges(starts + prefix, tail)
     tower = [make_segments(front, prefix, front, prefix, device, varlen=varlen)]
     if len(behind):
         tower.append(make_segments(behind, tail, torch.arange(count), lengths, device, causal=True, varlen=varlen))
@@ -409,7 +415,8 @@ def packed_plan(
         )
         own_starts = count + suffix * torch.arange(rows)
         lows, highs, keys_from = torch.tensor(_spans(blocks, suffix)).T
-        sizes, shape = (highs - lows).repeat(rows), (rows, len(blocks))
+        sizes = (highs - lows).repeat(rows)
+        shape = (rows, len(blocks))
         parts = torch.stack([num_seen[:, None].expand(shape), (highs - keys_from).expand(shape)], dim=2)
         begins = torch.stack([first[:, None].expand(shape), own_starts[:, None] + keys_from], dim=2)
         keys = join_ranges(begins.flatten(), parts.flatten())
@@ -489,7 +496,8 @@ class Attention(nn.Module):
         """Build the projections."""
         super().__init__()
         self.head_dim = sizes.head_dim
-        queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+        queries = sizes.num_heads * sizes.head_dim
+        keys = sizes.num_kv_heads * sizes.head_dim
         self.q_proj = Linear(sizes.width, queries, bias=False)
         self.k_proj = Linear(sizes.width, keys, bias=False)
         self.v_proj = Linear(sizes.width, keys, bias=False)
@@ -610,14 +618,16 @@ class PairLayer(nn.Module):
         y, _ = self.vlm.input_layernorm(x)
         k, v = self.vlm.self_attn.keys_values(y, rotation)
         if past is not None:
-            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+            k = torch.cat([past[0], k], dim=2)
+            v = torch.cat([past[1], v], dim=2)
         if keys_only:
             return None, (k, v)
         q = self.vlm.self_attn.queries(y, rotation)
         if plan.packed is not None:
             packed = [attend_segments(_row(q), _row(k), _row(v), segments) for segments in plan.packed.tower]
             return self.vlm.finish(x, torch.cat(packed)[plan.packed.order][None], None), (k, v)
-        front, parts = slice(None, plan.prefix), []
+        front = slice(None, plan.prefix)
+        parts = []
         if plan.prefix:
             parts.append(attend(q[:, :, front], k[:, :, front], v[:, :, front], plan.prefix_mask))
         if plan.tail_mask is not None:

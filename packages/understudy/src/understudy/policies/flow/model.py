@@ -125,7 +125,8 @@ class FlowPolicy(ObservingPolicy):
         "future stratum" is the random pairing of the two. With `max_delay`, training also draws the number of given
         actions.
         """
-        config, draws = self.config, VALIDATION_DRAWS if use == "validation" else self.config.noise_samples
+        config = self.config
+        draws = VALIDATION_DRAWS if use == "validation" else self.config.noise_samples
         if use == "act":
             return {"noise": RandomSpec("normal", (config.chunk, config.noise_dim))}
         spec = {
@@ -144,7 +145,8 @@ class FlowPolicy(ObservingPolicy):
 
     def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]."""
-        number, delay = draws["flow time"].shape[1], draws.get("flow delay")
+        number = draws["flow time"].shape[1]
+        delay = draws.get("flow delay")
         streams = {term: self._stream(batch, term, delay) for term in self._streams}
         return {
             term: valid_elements(stream.uncounted, number, self._width(term), stream.dim_is_pad)
@@ -155,7 +157,8 @@ class FlowPolicy(ObservingPolicy):
         self, batch: Batch, draws: Draws, terms: Collection[str] | None = None, detail: bool = False
     ) -> dict[str, Loss]:
         """Flow-matching loss per sample (`flow_losses`) from the draws of `random_spec`."""
-        noise, time = draws["flow noise"], draws["flow time"]
+        noise = draws["flow noise"]
+        time = draws["flow time"]
         if self.config.future:
             noise = torch.cat([noise, draws["future noise"]], dim=3)
             time = torch.stack([time, draws["future time"].gather(1, draws["future stratum"])], dim=2)
@@ -195,9 +198,12 @@ class FlowPolicy(ObservingPolicy):
         streams = [self._stream(batch, term, delay) for term in self._streams]
         check_shape("noise", noise, (len(streams[0].clean), None, self.config.chunk, self.config.noise_dim))
         check_shape("time", time, (*noise.shape[:2], *((len(streams),) if len(streams) > 1 else ())))
-        noises, drawn = self._split(noise), time.view(*noise.shape[:2], -1).unbind(dim=2)  # one per stream
+        # one per stream
+        noises = self._split(noise)
+        drawn = time.view(*noise.shape[:2], -1).unbind(dim=2)
         times = list(drawn)
-        points, targets = [], []
+        points = []
+        targets = []
         for number, (stream, stream_noise) in enumerate(zip(streams, noises)):
             if stream.given is not None:
                 times[number] = torch.where(stream.given[:, None], 0.0, times[number])
@@ -242,8 +248,10 @@ class FlowPolicy(ObservingPolicy):
     @torch.no_grad()
     def imagine(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
         """Sample the states that follow; see `Policy.imagine`. There are no images."""
-        sampled, units = self._sample(batch, draws["noise"], steps, mode, DYNAMICS), self.normalizer
-        actions, states = units.robot_actions(sampled[FLOW], batch), units.robot_states(sampled[DYNAMICS], batch)
+        sampled = self._sample(batch, draws["noise"], steps, mode, DYNAMICS)
+        units = self.normalizer
+        actions = units.robot_actions(sampled[FLOW], batch)
+        states = units.robot_states(sampled[DYNAMICS], batch)
         return Imagined(actions, states, None)
 
     # -- inside ---------------------------------------------------------------------------------------------------

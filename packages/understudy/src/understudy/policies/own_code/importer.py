@@ -36,7 +36,8 @@ class _Loader(Loader):
     """Execute a module from bytes."""
 
     def __init__(self, module: Module, sources: Sources) -> None:
-        self.module, self.sources = module, sources
+        self.module = module
+        self.sources = sources
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Let Python make the module."""

@@ -97,7 +97,9 @@ class Sizes:
         ]
         if problems:
             return problems
-        vision, vlm, expert = self.vision, self.vlm, self.expert
+        vision = self.vision
+        vlm = self.vlm
+        expert = self.expert
         if vision.width % vision.heads:
             problems.append(f"vision.heads: {vision.heads}: must divide vision.width {vision.width}")
         if vision.image % vision.patch:
@@ -191,7 +193,8 @@ OPENPI_OPTIM = {
     "grad_clip_norm": 1.0,
 }
 """Defaults of `AdamW` in openpi's `training/optimizer.py` (commit 15a9616)."""
-OPENPI_WARMUP, OPENPI_STEPS = 1000, 30_000
+OPENPI_WARMUP = 1000
+OPENPI_STEPS = 30_000
 OPENPI_SCHEDULE = {"kind": "cosine", "final_lr_ratio": 0.1}
 """Defaults of `CosineDecaySchedule` there, `warmup_steps` and `decay_steps` apart: from 2.5e-5 to 2.5e-6."""
 OPENPI_RUN = {"steps": OPENPI_STEPS, "batch_size": 32}
@@ -322,7 +325,8 @@ class Pi05Settings(TextSettings, PolicySettings):
         """
         if self.network or self.size != "base" or not os.path.exists(self.weights):
             return self
-        stored, preset = Sizes.from_mapping(_stored_facts(self.weights)["dimensions"]), self.preset()
+        stored = Sizes.from_mapping(_stored_facts(self.weights)["dimensions"])
+        preset = self.preset()
         sizes = replace(stored, chunk=preset.chunk, adaptive=preset.adaptive)
         if sizes == preset:
             return self

@@ -210,7 +210,8 @@ class VisionEncoder(nn.Module):
         for number, layer in enumerate(self.layers):
             x = layer(x, past) if past is not None and layer.temporal else layer(x)
             if past is not None and number == self.last_temporal:  # nothing reads the past behind it
-                x, past = x.unflatten(0, (-1, len(past.encoding)))[:, -1], None
+                x = x.unflatten(0, (-1, len(past.encoding)))[:, -1]
+                past = None
         result: Tensor = self.norm(x)
         return result
 
@@ -307,8 +308,10 @@ class Pi0Network(nn.Module):
     def __init__(self, sizes: Sizes, dtype: torch.dtype = torch.float32, state_history: bool = False) -> None:
         """Build the network of these dimensions, with a projection of past states if `state_history`."""
         super().__init__()
-        self.sizes, self.dtype = sizes, dtype
-        vlm, expert = sizes.vlm, sizes.expert
+        self.sizes = sizes
+        self.dtype = dtype
+        vlm = sizes.vlm
+        expert = sizes.expert
         self.vision = VisionEncoder(sizes.vision)
         self.projector = Linear(sizes.vision.width, vlm.width)
         self.embedding = Embedding(sizes.vocab, vlm.width)
@@ -535,7 +538,8 @@ class Pi0Network(nn.Module):
             caches.append(cache)
 
         def run_expert(suffix: Suffix) -> Tensor:
-            steps, actions = self._plan(observed, suffix, False, None)._replace(tower=None), suffix.tokens
+            steps = self._plan(observed, suffix, False, None)._replace(tower=None)
+            actions = suffix.tokens
             for layer, cache in zip(self.layers, caches):
                 _, actions, _ = layer(None, actions, steps, suffix.condition, cache)
             return self._read(actions, suffix)
@@ -563,7 +567,8 @@ class Pi0Network(nn.Module):
         )
         text = self._embed(tokens if token_masks is None else torch.where(token_masks, tokens, 0))
         shown = None if image_masks is None else to_device(image_masks, tokens.device).repeat_interleave(count, dim=1)
-        parts, marks = [seen, text], [shown, token_masks]
+        parts = [seen, text]
+        marks = [shown, token_masks]
         if states is not None:
             past = torch.where(states.valid[..., None], states.values, 0.0)
             parts.insert(1, rows(self.proprio_history_proj, past.float()).to(self.dtype))
@@ -585,7 +590,8 @@ class Pi0Network(nn.Module):
         )
 
     def _check_images(self, images: Tensor, frames: Frames | None) -> None:
-        side, times = self.sizes.vision.image, () if frames is None else (len(frames.times),)
+        side = self.sizes.vision.image
+        times = () if frames is None else (len(frames.times),)
         check_shape("images", images, (None, None, *times, 3, side, side))
         if frames is not None and frames.valid is not None:
             check_shape("valid frames", frames.valid, tuple(images.shape[:3]))

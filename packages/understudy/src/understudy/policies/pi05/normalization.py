@@ -82,7 +82,8 @@ def keep_low(computed: Record) -> Record:
     offset, spread = (np.asarray(computed[STATE][name], np.float32) for name in ("offset", "spread"))
     constant = (spread == 0) | (offset == 0) & (spread == 1)  # and exact: dimensions that stay as they are
     most = (np.spacing(np.abs(offset)).astype(np.float64) + np.spacing(spread)) / 2
-    low, high = np.float64(offset) - spread - most, np.float64(offset) + spread
+    low = np.float64(offset) - spread - most
+    high = np.float64(offset) + spread
     exact = map_range(low, high, np.where(constant, 1.0, 2 * np.float64(spread)))
     state = {
         "offset": np.where(constant, offset, np.asarray(exact["offset"], np.float32)).tolist(),
@@ -155,14 +156,17 @@ def _maps(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return offset and spread of each key that the step normalizes, and its dimensions of padding."""
     config = step["config"]
-    modes, features, eps = config.get("norm_map") or {}, config.get("features") or {}, float(config.get("eps", 1e-8))
+    modes = config.get("norm_map") or {}
+    features = config.get("features") or {}
+    eps = float(config.get("eps", 1e-8))
     chosen = config.get("normalize_observation_keys")
     maps: dict[str, Any] = {}
     padding: dict[str, np.ndarray] = {}
     for key in keys:
         if key not in features and key not in figures:
             continue
-        mode, where = str(modes.get(KINDS[key], "IDENTITY")), f"{path}: {key!r}"
+        mode = str(modes.get(KINDS[key], "IDENTITY"))
+        where = f"{path}: {key!r}"
         if key == STATE and chosen is not None and key not in chosen:
             mode = "IDENTITY"
         if mode == "IDENTITY":
@@ -271,7 +275,8 @@ def read_openpi(path: Path, quantiles: bool) -> Stored:
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: has no norm_stats; restore the file")
     needed = ("q01", "q99") if quantiles else ("mean", "std")
-    maps, padding = {}, {}
+    maps = {}
+    padding = {}
     for key, name in ((STATE, "state"), (ACTION, "actions")):
         if name not in content:
             continue
@@ -365,7 +370,8 @@ def _with_facts(stored: Stored, facts: Record) -> Stored:
     Raises:
         ConfigError: a fact names a dimension that there is not.
     """
-    maps, padding = dict(stored.maps), dict(stored.padding)
+    maps = dict(stored.maps)
+    padding = dict(stored.padding)
     for name, key in (("delta", ACTION), ("constant", STATE)):
         width = len(maps[key]["offset"]) if key in maps else 0
         if above := [dim for dim in facts.get(name, ()) if dim >= width]:
@@ -388,7 +394,8 @@ def fit_normalization(stored: Stored, computed: Record) -> dict[str, Any]:
         ConfigError: it has other dimensions, differences or heads, or lacks a key.
     """
     fix = "name weights of this robot, or compute it from this data: --policy.normalization data"
-    heads, dims = list(computed["heads"]), computed["dims"]
+    heads = list(computed["heads"])
+    dims = computed["dims"]
     if stored.whole is not None:
         _check_own(stored, computed, fix)
         return dict(stored.whole) | {"heads": heads}
@@ -404,7 +411,8 @@ def fit_normalization(stored: Stored, computed: Record) -> dict[str, Any]:
     for key in dims:
         if key not in stored.maps:
             raise ConfigError(f"{stored.where}: has no {key!r}, which the data has; {fix}")
-        width, affine = dims[key][0], stored.maps[key]
+        width = dims[key][0]
+        affine = stored.maps[key]
         if len(affine["offset"]) < width or not stored.padding[key][width:].all():
             raise ConfigError(
                 f"{stored.where}: {key!r} has {len(affine['offset'])} dimensions, the data {width}, and the rest is no "
@@ -424,7 +432,8 @@ def _read_own(path: Path) -> Stored:
 def _check_own(stored: Stored, computed: Record, fix: str) -> None:
     """Raise ConfigError unless an own normalization has the heads, dimensions and differences of the data."""
     assert stored.whole is not None
-    whole, heads = stored.whole, list(computed["heads"])
+    whole = stored.whole
+    heads = list(computed["heads"])
     theirs = list(whole.get("heads", [""]))
     # One robot may be recorded in a dataset of another name, but not be another known robot.
     if theirs != heads and (len(heads) > 1 or len(theirs) > 1 or all("::" in name for name in (*theirs, *heads))):

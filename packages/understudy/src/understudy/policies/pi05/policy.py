@@ -142,7 +142,8 @@ class Pi05Policy(Policy, Pi0Network):
         The noise is as wide as the network: that in dimensions that a robot does not have is an input, as in the
         released training. With `max_delay`, training also draws the number of given actions.
         """
-        config, dim = self.config, self.sizes.dim
+        config = self.config
+        dim = self.sizes.dim
         if use == "act":
             return {"noise": RandomSpec("normal", (config.chunk, dim))}
         draws = VALIDATION_DRAWS if use == "validation" else config.noise_samples
@@ -187,7 +188,8 @@ class Pi05Policy(Policy, Pi0Network):
 
     def processed_tokens(self, batch: Batch) -> int:
         """Count the tokens that the towers compute: without `packs` each sample is as long as the longest."""
-        counts, sizes = self.tokens(batch), known_extents(batch, self.config.cameras)
+        counts = self.tokens(batch)
+        sizes = known_extents(batch, self.config.cameras)
         return sum(counts) + (0 if self.packs else padded_tokens(sizes, self.sizes.vision.tokens, *self._padding))
 
     @property
@@ -283,7 +285,8 @@ class Pi05Policy(Policy, Pi0Network):
         Raises:
             ValueError: `delay` or `horizon` exceeds the chunk, or without `horizon` the trained `max_delay`.
         """
-        config, length = self.config, executing.shape[1]
+        config = self.config
+        length = executing.shape[1]
         check_delay(delay, horizon, length, config.max_delay)
         observed = self._before_acting(batch)
         rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - length))
@@ -333,7 +336,8 @@ class Pi05Policy(Policy, Pi0Network):
 
     def _observed(self, batch: Batch) -> tuple[Observation, list[Extent]]:
         """Embed the images and the prompt of a batch, without the cameras and the padding that no sample needs."""
-        sizes, config = known_extents(batch, self.config.cameras), self.config
+        sizes = known_extents(batch, self.config.cameras)
+        config = self.config
         tokens = value_of(batch, PROMPT[0])
         images = images_of(batch, config.cameras, sizes, self.sizes.vision.image, config.image_times, tokens.device)
         tokens, masks = cut(tokens, [extent.prompt for extent in sizes], self._padding[0], config.prompt_tokens)
@@ -342,7 +346,8 @@ class Pi05Policy(Policy, Pi0Network):
 
     def _states(self, batch: Batch) -> States:
         """States over time in the network's units and width."""
-        values, is_pad = value_of(batch, STATES), value_of(batch, STATES_IS_PAD)
+        values = value_of(batch, STATES)
+        is_pad = value_of(batch, STATES_IS_PAD)
         check_shape(STATES, values, (None, len(self.config.state_times), self.config.state_dim))
         return States(widened(self.normalizer.states(batch, values), self.sizes.dim), ~is_pad)
 
@@ -370,13 +375,15 @@ class Pi05Policy(Policy, Pi0Network):
         In dimensions that a robot does not have, training shows time * noise and asks for nothing. So the velocity is
         the noise there, which keeps sampling on the path of training.
         """
-        field, is_own = self.field(observed, self._state(batch)), self._own_dims(batch)
+        field = self.field(observed, self._state(batch))
+        is_own = self._own_dims(batch)
         return lambda x, time: torch.where(is_own, field(x, time), noise)
 
     def _own_dims(self, batch: Batch, key: str = ACTION) -> Tensor:
         """Mark the dimensions of the network's actions, or states, that the robot has, bool [B or 1, 1, dim]."""
         is_pad = self.normalizer.dim_is_pad(key, batch)
         if is_pad is None:
-            width, device = self.config.widths[key], value_of(batch, PROMPT[0]).device
+            width = self.config.widths[key]
+            device = value_of(batch, PROMPT[0]).device
             is_pad = torch.zeros(1, width, dtype=torch.bool, device=device)
         return nn.functional.pad(~is_pad, (0, self.sizes.dim - is_pad.shape[-1]))[:, None]

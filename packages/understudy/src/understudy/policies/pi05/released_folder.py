@@ -135,7 +135,8 @@ def _measured(stored: Mapping[str, tuple[str, tuple[int, ...]]]) -> Iterator[tup
 
 def _complete_heads(dimensions: dict[str, Any], shapes: Shapes) -> list[str]:
     """Add the attention heads that are not stated, in place; return the contradictions."""
-    stored, wrong = _own_shapes(shapes), []
+    stored = _own_shapes(shapes)
+    wrong = []
     vision = dimensions["vision"]
     if "heads" not in vision:
         if vision.get("width") != Sizes.BASE.vision.width:
@@ -145,14 +146,17 @@ def _complete_heads(dimensions: dict[str, Any], shapes: Shapes) -> list[str]:
             )
         vision["heads"] = Sizes.BASE.vision.heads
     for part in PARTS[1:]:
-        tower, rows, keys = dimensions[part], {}, {}
+        tower = dimensions[part]
+        rows = {}
+        keys = {}
         for name in ("q_proj", "k_proj"):
             key, shape = stored.get(f"layers.0.{part}.self_attn.{name}.weight", ("", ()))
             if len(shape) == 2:
                 rows[name], keys[name] = shape[0], key
         if len(rows) < 2:
             continue
-        heads, shared = _whole(tower.get("num_heads")), _whole(tower.get("num_kv_heads"))
+        heads = _whole(tower.get("num_heads"))
+        shared = _whole(tower.get("num_kv_heads"))
         size = _whole(tower.get("head_dim")) or (rows["q_proj"] // heads if heads else rows["k_proj"] // (shared or 1))
         if not size:
             continue
@@ -175,7 +179,8 @@ CAMERAS = tuple(f"observation.images.{name}_0_rgb" for name in ("base", "left_wr
 """Cameras of the released policies, where a folder names none."""
 EMPTY = "empty_camera"
 """Part of the names that LeRobot gives to cameras without images."""
-CONFIG, METADATA = "config.json", "metadata.json"
+CONFIG = "config.json"
+METADATA = "metadata.json"
 UNSUPPORTED = {
     "n_obs_steps": 1,
     "use_proprio_history": False,
@@ -353,7 +358,8 @@ def _normalization(stored: Stored, widths: Mapping[str, int | None]) -> Values:
         return dict(stored.whole)
     made: Values = {}
     for key, affine in stored.maps.items():
-        have, padding = len(affine["offset"]), stored.padding[key]
+        have = len(affine["offset"])
+        padding = stored.padding[key]
         real = np.flatnonzero(~padding)
         width = widths.get(key)
         if width is None:
@@ -403,9 +409,12 @@ def check_implied(config: Pi05PolicyConfig) -> None:
 
 def _compare(stored: Record, config: Pi05PolicyConfig) -> Iterator[tuple[str, Any, str, Any]]:
     """Yield (field of the file, its value, our setting, our value) for each field that the file has."""
-    sizes, prompt = config.sizes, ("policy.prompt", config.prompt)
-    chunk, length = ("data.chunk_size", config.chunk), ("policy.prompt_tokens", config.prompt_tokens)
-    width, kind = ("the network's width of actions", sizes.dim), ("policy.type", "pi05" if sizes.adaptive else "pi0")
+    sizes = config.sizes
+    prompt = ("policy.prompt", config.prompt)
+    chunk = ("data.chunk_size", config.chunk)
+    length = ("policy.prompt_tokens", config.prompt_tokens)
+    width = ("the network's width of actions", sizes.dim)
+    kind = ("policy.type", "pi05" if sizes.adaptive else "pi0")
     towers = {
         "paligemma_variant": ("the network's language tower", variant(sizes.vlm)),
         "action_expert_variant": ("the network's action expert", variant(sizes.expert)),

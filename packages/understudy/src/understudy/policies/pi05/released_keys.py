@@ -23,7 +23,8 @@ PALIGEMMA = "paligemma_with_expert.paligemma."
 EXPERT = "paligemma_with_expert.gemma_expert."
 VISION = f"{PALIGEMMA}model.vision_tower.vision_model."
 LANGUAGE = f"{PALIGEMMA}model.language_model."
-HEAD, EMBEDDING = f"{PALIGEMMA}lm_head.weight", f"{LANGUAGE}embed_tokens.weight"
+HEAD = f"{PALIGEMMA}lm_head.weight"
+EMBEDDING = f"{LANGUAGE}embed_tokens.weight"
 EXPERT_HEAD = f"{EXPERT}lm_head.weight"
 """The expert's text head: in every released file, read by no network."""
 
@@ -205,7 +206,8 @@ def match(
     extra: dict[str, str] = {}
     has_embedding = any(canonical(key) == EMBEDDING for key in stored)
     for key in stored:
-        plain, name = canonical(key), own_name(key)
+        plain = canonical(key)
+        name = own_name(key)
         if plain == HEAD and has_embedding:
             ignored[key] = "the embedding is there itself; a head next to it may be stale"
         elif name is not None and name in needed:

@@ -23,7 +23,8 @@ from understudy.policies.pi05.network import Frames, Observation, Pi0Network, Ta
 from understudy_base.batch_keys import ACTION
 from understudy_base.records import Batch
 
-TEXT, FAST = "text", "fast"
+TEXT = "text"
+FAST = "fast"
 """Loss terms of predicted tokens."""
 TOKENS = {TEXT: ("response_tokens", "response_is_pad"), FAST: ("action_tokens", "action_tokens_is_pad")}
 """Keys of a batch with the tokens that each term predicts, and with their padding."""
@@ -116,8 +117,11 @@ def images_of(
     Raises:
         ValueError: a missing key, a wrong shape or dtype, by name.
     """
-    count, steps = len(sizes), (len(times),) if times else ()
-    shown, images, valid = [], [], []
+    count = len(sizes)
+    steps = (len(times),) if times else ()
+    shown = []
+    images = []
+    valid = []
     for number, camera in enumerate(cameras):
         image = value_of(batch, camera)
         check_image(camera, image, (count, *steps, 3, None, None))
@@ -128,7 +132,8 @@ def images_of(
             images.append(letterbox(image.flatten(0, -4), side).view(count, *steps, 3, side, side))
             valid += [~batch[f"{camera}_is_pad"]] if times else []
     if cameras and not shown:  # the encoder runs in each step, on each rank
-        shown, images = [0], [blank(count * max(1, len(times)), side, device).view(count, *steps, 3, side, side)]
+        shown = [0]
+        images = [blank(count * max(1, len(times)), side, device).view(count, *steps, 3, side, side)]
         valid = [torch.ones(count, *steps, dtype=torch.bool, device=device)]
     pixels = torch.stack(images, dim=1) if images else torch.empty(count, 0, *steps, 3, side, side, device=device)
     marks = [[extent.cameras[number] for number in shown] for extent in sizes]
@@ -262,7 +267,8 @@ def noisy_chunks(
     Raises:
         ValueError: a missing key or a wrong shape, by name.
     """
-    noise, time = draws["flow noise"], draws["flow time"]
+    noise = draws["flow noise"]
+    time = draws["flow time"]
     check_shape(ACTION, value_of(batch, ACTION), (None, config.chunk, config.action_dim))
     actions = normalizer.actions(batch)
     is_pad: Tensor = value_of(batch, f"{ACTION}_is_pad")
@@ -289,7 +295,8 @@ def flow_loss(batch: Batch, draws: Draws, moves: Tensor, clean: Tensor, normaliz
         normalizer: normalizer of the policy.
         detail: whether to return the errors of each draw too.
     """
-    noise, width = draws["flow noise"], value_of(batch, ACTION).shape[-1]
+    noise = draws["flow noise"]
+    width = value_of(batch, ACTION).shape[-1]
     target = velocity(clean[:, None].expand_as(noise), noise)
     dims = normalizer.dim_is_pad(ACTION, batch)
     unlearnt = unlearnt_actions(batch, draws, clean.shape[1])
@@ -309,7 +316,8 @@ def tail_of(batch: Batch, sizes: Sequence[Extent], multiple: int = 1, most: Sequ
         most: the same, of prompt, response and FAST actions.
     """
     like = value_of(batch, PROMPT[0])
-    parts, masks = [], []
+    parts = []
+    masks = []
     for term, limit in zip((TEXT, FAST), most[1:], strict=True):
         lengths = [extent.tokens(term) for extent in sizes]
         tokens, mask = cut(batch.get(TOKENS[term][0], like[:, :0]), lengths, multiple, limit)
@@ -370,7 +378,8 @@ def respond(network: Pi0Network, observed: Observation, length: int, end: int) -
     Returns:
         The response with its `end`, which the expert sees.
     """
-    count, device = len(observed.valid), observed.valid.device
+    count = len(observed.valid)
+    device = observed.valid.device
     tokens = torch.zeros(count, 0, dtype=torch.int64, device=device)
     masks = torch.zeros(count, 0, dtype=torch.bool, device=device)
     ended = torch.zeros(count, dtype=torch.bool, device=device)
@@ -381,8 +390,10 @@ def respond(network: Pi0Network, observed: Observation, length: int, end: int) -
     last = hidden[torch.arange(count, device=device), torch.where(observed.valid, order, 0).amax(dim=1)]  # [B, width]
     table = network.embedding.weight.to(last.dtype)
     while True:
-        best, running = F.linear(last, table).float().argmax(dim=1), ~ended[:, None]
-        tokens, masks = torch.cat([tokens, best[:, None]], dim=1), torch.cat([masks, running], dim=1)
+        best = F.linear(last, table).float().argmax(dim=1)
+        running = ~ended[:, None]
+        tokens = torch.cat([tokens, best[:, None]], dim=1)
+        masks = torch.cat([masks, running], dim=1)
         ended = ended | (best == end)
         if tokens.shape[1] == length or ended.all():
             return Tail(tokens, masks, tokens.shape[1])
@@ -406,7 +417,8 @@ def _continue(
         The tower's tokens in the shape of `x`, and the caches with them.
     """
     rotation = rotary((valid.cumsum(dim=1) - 1)[:, -x.shape[1] :], network.sizes.vlm.head_dim)
-    mask, prefix = valid[:, None, None], x.shape[1] if caches is None else 0
+    mask = valid[:, None, None]
+    prefix = x.shape[1] if caches is None else 0
     plan = Plan(rotation, mask, None if prefix else mask, None, None, prefix, prefix, 1, insulate=False)
     tokens: Tensor | None = x
     continued: list[Cache] = []

@@ -213,7 +213,8 @@ class TextTokenizer:
             lead: whether "Action: " comes first.
         """
         lead_text, end_text = ACTION_TEXTS
-        before, after = self._encode(lead_text) if lead else [], self._encode(end_text, eos=True)
+        before = self._encode(lead_text) if lead else []
+        after = self._encode(end_text, eos=True)
         top = self.vocab - 1 - RESERVED
         return self.pad(
             [[] if ids is None else [*before, *(top - number for number in ids), *after] for ids in codes], length

@@ -108,7 +108,8 @@ class Texts:
             ConfigError: the policy has no tokenizer, or the batch has responses that the policy does not take.
             ValueError: a missing key, a state that is NaN, or an action that is not finite.
         """
-        config, tokenizer = self.config, self.required()
+        config = self.config
+        tokenizer = self.required()
         has_response = config.response_tokens > 0
         if RESPONSE in batch and not has_response:
             raise ConfigError(

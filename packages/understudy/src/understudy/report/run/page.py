@@ -318,10 +318,12 @@ def _changed_settings(config: "TrainConfig") -> Block:
     from understudy_base.optional_packages import MissingExtraError
     from understudy_kit.config.schema import differences, validate_new
 
-    usual, steps = TrainConfig(steps=config.steps, policy=type(config.policy)()), TrainConfig().steps
+    usual = TrainConfig(steps=config.steps, policy=type(config.policy)())
+    steps = TrainConfig().steps
     with suppress(MissingExtraError):  # then the table has the defaults of every run
         kind = {"policy": {"type": config.policy.type}}
-        usual, steps = validate_new(TrainConfig, {"steps": config.steps, **kind}), validate_new(TrainConfig, kind).steps
+        usual = validate_new(TrainConfig, {"steps": config.steps, **kind})
+        steps = validate_new(TrainConfig, kind).steps
     changed = differences(replace(usual.resolved(), steps=steps), config)
     rows = [[path, format_setting(now), format_setting(default)] for path, (default, now) in changed.items()]
     settings = table(["setting", "this run", "default"], rows) if rows else text("None.")

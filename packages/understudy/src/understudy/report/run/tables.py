@@ -29,9 +29,11 @@ def format_validation(result: Record, mode: str = "policy") -> str:
         rows = [_row(group, entry, terms) for group, entry in result[kind].items()]
         parts.append(aligned((name, *head[1:]), rows))
     parts += notes_on_groups(result)
-    samples, frames = result["samples"], result.get("held_out", result["samples"])
+    samples = result["samples"]
+    frames = result.get("held_out", result["samples"])
     everything = "all samples" if frames <= samples else f"{samples:,} of {frames:,} validation frames"
-    means, empty = [_row(everything, result, terms)], [""] * (len(head) - 2)
+    means = [_row(everything, result, terms)]
+    empty = [""] * (len(head) - 2)
     if not result.get("scalar"):
         means.append(("mean of the tasks", _number(result["macro"]), *empty))
     if len(result["sources"]) > 1:

@@ -132,7 +132,8 @@ def _overall_table(val: Records) -> Block:
 
 def _group_table(val: Records) -> Block:
     """Render the last and the lowest loss of each norm head, source and task."""
-    last, rows = val[-1], []
+    last = val[-1]
+    rows = []
     for kind, name in KINDS.items():
         groups = last.get(kind, {})
         if kind != "tasks" and len(groups) < 2:
@@ -151,7 +152,8 @@ def _figure_head(last: Record) -> list[str]:
 def _figures(last: Record, entry: Record, history: Sequence[tuple[float | None, int]]) -> list[Any]:
     """Loss of a group with its standard error and terms, and the lowest of its `history` with its step."""
     lowest, step = min(((loss, step) for loss, step in history if loss is not None), default=(None, 0))
-    error, means = entry.get("se"), entry.get("terms", {})
+    error = entry.get("se")
+    means = entry.get("terms", {})
     digits = decimals(error)
     return [
         number(entry["loss"], digits),
@@ -209,7 +211,8 @@ def _open_loop(errors: Record) -> Block:
 # -- heat-map ---------------------------------------------------------------------------------------------------------
 
 MISSING = object()
-COLUMNS, ROWS = 12, 40
+COLUMNS = 12
+ROWS = 40
 WORSE = 0.05
 """Rise above a group's lowest loss that is marked."""
 DEEPEST = 4.0
@@ -341,7 +344,8 @@ def _strips(path: Path) -> list[Block]:
         with Image.open(path) as image:
             content = json.loads(image.text["understudy"])  # type: ignore[attr-defined]
             pixels = np.asarray(image.convert("RGB"))
-        rows, columns = content["rows"], content["columns"]
+        rows = content["rows"]
+        columns = content["columns"]
         bands = np.split(pixels, len(rows), axis=0)
         cells = [np.split(band, len(columns), axis=1) for band in bands]
     except (OSError, ValueError, KeyError, AttributeError, ZeroDivisionError):

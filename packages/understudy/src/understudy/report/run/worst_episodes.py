@@ -133,12 +133,16 @@ class _Cards:
     """
 
     def __init__(self, run: RunDir, validation: "ValidationData | None", predict: Predict | None) -> None:
-        self._run, self._validation, self._predict = run, validation, predict
+        self._run = run
+        self._validation = validation
+        self._predict = predict
         self._errors: list[tuple[np.ndarray, np.ndarray]] = []
 
     def render(self, sums: EpisodeSums, index: int) -> Block:
         """Render the episode at an index of `sums`."""
-        name, episode, loss = sums.names[sums.source[index]], int(sums.episode[index]), float(sums.losses()[index])
+        name = sums.names[sums.source[index]]
+        episode = int(sums.episode[index])
+        loss = float(sums.losses()[index])
         figure = f"{loss:.4f}" if np.isfinite(loss) else "not finite"
         title = f"{f'{name}, ' if len(sums.names) > 1 else ''}episode {episode}: loss {figure}"
         samples = f"{int(sums.samples[index]):,} samples"
@@ -184,7 +188,8 @@ class _Cards:
         except DatasetError as error:
             return [text(str(error))]
         recorded = np.asarray(actions[0], np.float64).reshape(length, -1)
-        predicted, note = None, None
+        predicted = None
+        note = None
         if self._predict is not None:
             try:
                 predicted = self._predict(source, episode, length)
@@ -227,7 +232,8 @@ def _horizon_errors(recorded: np.ndarray, predicted: Record) -> tuple[np.ndarray
 
 def _strips(catalog: "Catalog", cameras: Sequence[str], row: int, length: int) -> Blocks:
     """Render a strip of frames of each camera of the policy, or the reason why its frames cannot be read."""
-    recorded, strips = RecordedImages(catalog), Blocks()
+    recorded = RecordedImages(catalog)
+    strips = Blocks()
     frames = np.unique(np.linspace(0, length - 1, min(FRAMES, length)).round().astype(np.int64))
     for camera in cameras:
         if camera not in catalog.camera_keys:

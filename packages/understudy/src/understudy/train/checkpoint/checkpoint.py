@@ -461,7 +461,8 @@ def _cause(error: BaseException) -> str:
     rank = ""
     failures = getattr(error, "failures", {})
     for number, (inner, _) in failures.items():
-        error, rank = inner, f"rank {number}: " if number else ""
+        error = inner
+        rank = f"rank {number}: " if number else ""
         break
     if isinstance(error, CheckpointError):
         return str(error)
@@ -499,7 +500,9 @@ class Saver:
     """
 
     def __init__(self, folder: Path, *, keep_last: int, best_by: str | None = None, background: bool = False) -> None:
-        self._folder, self._keep_last, self._best_by = folder, keep_last, best_by
+        self._folder = folder
+        self._keep_last = keep_last
+        self._best_by = best_by
         self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._background = background
         self._best = (
@@ -610,7 +613,8 @@ class Saver:
             self._thread.join()
             self._thread = None
         if self._error is not None:
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             raise error
 
     def close(self) -> None:

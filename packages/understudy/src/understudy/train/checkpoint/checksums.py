@@ -13,7 +13,8 @@ from typing import Any
 
 from understudy_base.records import Record
 
-SEAL, FILES = "seal", "files"
+SEAL = "seal"
+FILES = "files"
 BLOCK = 1 << 22
 
 
@@ -54,7 +55,8 @@ def find_damage(folder: Path, files: Mapping[str, Record], share: slice = slice(
 
 
 def _checksum(path: Path) -> dict[str, Any]:
-    digest, size = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    size = 0
     with path.open("rb", buffering=0) as file:
         while block := file.read(BLOCK):
             digest.update(block)

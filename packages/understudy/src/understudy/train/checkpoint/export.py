@@ -86,7 +86,8 @@ def export(config: ExportConfig) -> None:
 
     source, record, facts = read_run(config)
     target = Path(config.output_dir or Path(config.run) / "export")
-    network, normalization = policy_folder.read_config(record["policy"]), record["normalisation"]
+    network = policy_folder.read_config(record["policy"])
+    normalization = record["normalisation"]
     with path_errors():
         policy_folder.check_replaceable(target, network.type)
         refuse_existing(target, "output_dir", config.overwrite)
@@ -201,7 +202,8 @@ def find_checkpoint(checkpoints: Path, step: int | str, metric: str) -> Path:
     """
     from understudy.train.checkpoint import checkpoint
 
-    steps, best = checkpoint.list_steps(checkpoints), checkpoint.list_best(checkpoints)
+    steps = checkpoint.list_steps(checkpoints)
+    best = checkpoint.list_best(checkpoints)
     by = metric if metric != "none" else "loss"
     path: Path | None = None
     if isinstance(step, int):

@@ -105,7 +105,8 @@ def link_frozen(
         Checksums of the linked files. Empty, with nothing linked: the earlier checkpoint lacks some of these tensors or
         has them in another shape or dtype, a file has another size than was written, or links are impossible.
     """
-    source, target = earlier / FROZEN, unfinished / FROZEN
+    source = earlier / FROZEN
+    target = unfinished / FROZEN
     frozen_files = {name: dict(sums) for name, sums in files.items() if name.startswith(PREFIX)}
     shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
     try:

@@ -46,7 +46,9 @@ PARTS = 32  # digests per kind; with more files each covers several
 THREADS = 8
 MISSING = "missing"
 
-ROWS, VIDEOS, SOME = "data files", "video files", "a sample of the"
+ROWS = "data files"
+VIDEOS = "video files"
+SOME = "a sample of the"
 CONTENTS = "the contents of the"  # of videos
 
 
@@ -71,13 +73,15 @@ class Request:
 
     def inputs(self) -> tuple[str, int]:
         """Return text that changes with each input of the digests, and the bytes of the files; of few files."""
-        catalog, episodes = self.parts[0].catalog, self.parts[0].catalog.episodes
+        catalog = self.parts[0].catalog
+        episodes = self.parts[0].catalog.episodes
         rows = episodes.rows_of(_episodes_of(self.parts))
         used = {"": (episodes.data, episodes.data_file[rows])}
         for camera in self.cameras:
             if camera in episodes.videos:
                 used[camera] = episodes.videos[camera].files, episodes.videos[camera].file[rows]
-        size, facts = 0, [catalog.root, *folder_of(catalog.root), episodes.ids[rows].tolist()]
+        size = 0
+        facts = [catalog.root, *folder_of(catalog.root), episodes.ids[rows].tolist()]
         for camera, (table, file_of) in used.items():
             for number in np.unique(file_of[file_of >= 0]).tolist():
                 path = table.find(catalog.files, number)
@@ -126,7 +130,8 @@ def digest_files(parts: Sequence[EpisodeDataset], cameras: Sequence[str], cache:
         cameras: cameras in use.
         cache: folder of earlier results; None keeps nothing.
     """
-    catalog, episodes = parts[0].catalog, parts[0].catalog.episodes
+    catalog = parts[0].catalog
+    episodes = parts[0].catalog.episodes
     rows = episodes.rows_of(_episodes_of(parts))
     files = catalog.files
     ids = episodes.ids[rows]

@@ -36,11 +36,13 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
     tables = _Tables()
     for number, training in enumerate(data.training[first:], first):
         segments = training.segments if training.returns is not None else np.empty((0, 3), np.int64)
-        starts, factors = np.sort(segments[:, 0] * EPISODE_STRIDE + segments[:, 1]), np.ones(len(segments))
+        starts = np.sort(segments[:, 0] * EPISODE_STRIDE + segments[:, 1])
+        factors = np.ones(len(segments))
         if training.frame_weights is not None:
             starts, factors = training.frame_weights.loss_runs
         runs = np.stack([starts // EPISODE_STRIDE, *[starts % EPISODE_STRIDE] * 2], axis=1)
-        episodes, texts = training.catalog.episodes, np.array([*training.catalog.tasks, ""], object)
+        episodes = training.catalog.episodes
+        texts = np.array([*training.catalog.tasks, ""], object)
         if training.returns is not None:
             returns = training.returns.read(episodes.rows_of(runs[:, 0]), runs[:, 1])
             factors = np.where(returns[RETURN_IS_PAD], 0, factors)
@@ -104,7 +106,8 @@ class _Tables:
         columns["weight"] = np.concatenate([np.empty(0), *weights]).astype(np.float32)
         columns["task"] = pa.concat_arrays([pa.array([], pa.string()), *texts]).dictionary_encode()
         self._tables.append(pa.table(columns))
-        self._runs, self._rows = [], 0
+        self._runs = []
+        self._rows = 0
 
 
 def _task_runs(catalog: Catalog, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]:
@@ -112,7 +115,8 @@ def _task_runs(catalog: Catalog, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]
 
     They are those of the episodes with several tasks among `ids`; rows of other episodes are not read.
     """
-    episodes, reader = catalog.episodes, Rows(catalog, [], 1 << 26)
+    episodes = catalog.episodes
+    reader = Rows(catalog, [], 1 << 26)
     rows = episodes.rows_of(ids)
     rows = rows[np.diff(episodes.task_offsets)[rows] > 1]
 

@@ -200,8 +200,10 @@ def with_ranges(
         equal &= np.array([mode == "quantile" for mode in modes[key]])
         if not equal.any():
             continue
-        rows, rest = sample()[key], statistics.q01
-        low, high = np.minimum(rows.min(0), rest), np.maximum(rows.max(0), rest)
+        rows = sample()[key]
+        rest = statistics.q01
+        low = np.minimum(rows.min(0), rest)
+        high = np.maximum(rows.max(0), rest)
         away = (np.abs(rows - np.where(equal, rest, 0)) > rounding(rows)).mean(0)
         if (wrong := np.flatnonzero(equal & (away > RARE))).size:
             dim = int(wrong[0])
@@ -251,7 +253,8 @@ def settle(
 
 def _mend(normalization: Record, samples: Samples, head: int, numbers: Sequence[int], origin: Origin) -> dict[str, Any]:
     """Return a normalization that divides by the range of the rows where the spread of a head is tiny beside it."""
-    mended, lines = dict(normalization), list[str]()
+    mended = dict(normalization)
+    lines = list[str]()
     for key in (ACTION, STATE):
         parts = [samples.of(number)[key] for number in numbers if key in samples.of(number)]
         if key not in normalization or not parts:
@@ -259,8 +262,10 @@ def _mend(normalization: Record, samples: Samples, head: int, numbers: Sequence[
         rows = np.concatenate(parts)
         width = rows.shape[1]
         offset, spread = (_of_head(normalization, key, name, head)[:width] for name in ("offset", "spread"))
-        low, high = rows.min(0), rows.max(0)
-        half, noise = (high - low) / 2, rounding(rows)
+        low = rows.min(0)
+        high = rows.max(0)
+        half = (high - low) / 2
+        noise = rounding(rows)
         distance = np.abs(rows - offset)
         far = (distance > np.maximum(FAR * spread, noise)).mean(0)
         rests = 2 * half <= noise
@@ -312,7 +317,9 @@ def _confront(
     """Name the dimensions of a source whose normalized values are far from sound ones, or refuse them."""
     data = samples.data
     head = int(data.head_of_source[number])
-    far_dims, narrow_dims, absurd = list[str](), list[str](), list[tuple[float, str]]()
+    far_dims = list[str]()
+    narrow_dims = list[str]()
+    absurd = list[tuple[float, str]]()
     for key in (ACTION, STATE):
         rows = samples.of(number).get(key)
         if rows is None or key not in normalization:

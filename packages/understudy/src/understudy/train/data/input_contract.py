@@ -37,7 +37,8 @@ from understudy_data.parts import Workers
 
 IMAGES = 48
 """Images of each camera and norm head whose appearance is measured."""
-MOST_IMAGES, LEAST_IMAGES = 960, 8
+MOST_IMAGES = 960
+LEAST_IMAGES = 8
 """Images of all cameras and heads together, and of one camera in spite of that."""
 _BATCH = 4  # images in memory at once
 
@@ -137,7 +138,8 @@ def _robot(
     config: TrainConfig, data: RunData, number: int, statistics: Mapping[str, Statistics], images: int, bar: Progress
 ) -> RobotFacts:
     members = _members(data, number)
-    first, source = data.training[members[0]], config.data.mixed()[members[0]]
+    first = data.training[members[0]]
+    source = config.data.mixed()[members[0]]
     separator = config.augment.task_separator
     stored = (text for n in members for text in data.training[n].catalog.tasks)
     tasks = list(dict.fromkeys(task for text in stored for task in split_task(text, separator)))
@@ -244,7 +246,8 @@ def _with_groups(catalog: Catalog, facts: RobotFacts) -> RobotFacts:
             vectors[name] = vector and replace(vector, roles=tuple(roles.tolist()))
         roles_of = {entry["original_key"]: group for group, entry in groups.get("video", {}).items()}
     except (KeyError, TypeError, AttributeError) as error:
-        where, fix = catalog.files.where(path), "write start and end of each group, and original_key of each camera"
+        where = catalog.files.where(path)
+        fix = "write start and end of each group, and original_key of each camera"
         raise DatasetError(f"it is not as GR00T reads it: {error!r}", where=where, fix=fix) from error
     cameras = {key: replace(camera, role=roles_of.get(key, "")) for key, camera in facts.cameras.items()}
     return replace(facts, **vectors, cameras=cameras)
@@ -252,7 +255,8 @@ def _with_groups(catalog: Catalog, facts: RobotFacts) -> RobotFacts:
 
 def _stated(catalog: Catalog) -> RobotFacts | None:
     """Return the statements of a dataset about its robot; None without meta/contract.json. Raises DatasetError."""
-    files, path = catalog.files, f"meta/{FILE}"
+    files = catalog.files
+    path = f"meta/{FILE}"
     return read_stated(read_json(files, path), files.where(path)) if files.exists(path) else None
 
 

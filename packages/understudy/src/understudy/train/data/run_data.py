@@ -207,11 +207,15 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
     Raises:
         DatasetError: sources cannot be read, or lack something that a policy needs; lists all of them.
     """
-    data, names, configs, wrong = config.data, config.data.names(), config.data.mixed(), dict[str, DatasetError]()
+    data = config.data
+    names = config.data.names()
+    configs = config.data.mixed()
+    wrong = dict[str, DatasetError]()
     entries: Sequence[Record | None] = recorded or [None] * len(names)
     added = (recorded or ())[len(names) :]
     of = (*range(len(names)), *(entry["of"] for entry in added))
-    names, configs = (*names, *(entry["name"] for entry in added)), tuple(configs[number] for number in of)
+    names = (*names, *(entry["name"] for entry in added))
+    configs = tuple(configs[number] for number in of)
     opened = _open_sources(data, names, configs, entries, wrong)
     leave_out = dict(zip(names, data.sources)) if recorded is None else {}  # a run keeps the sources that it has
     if not (sources := [source for source in opened if source is not None]):
@@ -242,7 +246,8 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
     check_heads([names[owner] for owner in of], opened, wrong)
     if wrong:
         raise join_errors(wrong, len(names), leave_out)
-    training, apart = tuple(part.training for part in splits), tuple(part.validation for part in splits)
+    training = tuple(part.training for part in splits)
+    apart = tuple(part.validation for part in splits)
     check_disjoint(names, training, apart)
     _check_together(data, names, training, leave_out)
     heads = tuple(sorted(set(head_names := [source.head(names[owner]) for owner, source in zip(of, sources)])))

@@ -67,7 +67,8 @@ def compute_normalization(
     samples = samples or Samples(data, 0, sum(map(bool, data.stats)))
 
     def external(number: int) -> Mapping[str, Statistics] | None:
-        path, part = data.stats[number], data.training[number]
+        path = data.stats[number]
+        part = data.training[number]
         if not path:
             return None
         of_keys = modes[number] if modes else {}

@@ -84,7 +84,8 @@ def _offsets(where: str, offsets: Any) -> list[int]:
 
 def _other_window(config: TrainConfig, key: str, chunk: int, offsets: Sequence[int]) -> str:
     """Name the setting that gives a key another window than these offsets; "": none does."""
-    policy, trains_future = config.policy, config.learns_dynamics()
+    policy = config.policy
+    trains_future = config.learns_dynamics()
     if policy.past_steps or (policy.state_times if key == STATE else policy.image_times):
         return "the history of the policy"
     if key == STATE:

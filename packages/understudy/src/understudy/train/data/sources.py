@@ -260,7 +260,8 @@ def split_source(
         DatasetError: images are not RGB, the selection is empty, episodes cannot be split, or files are missing.
         ConfigError: the policy asks for windows that the run cannot have.
     """
-    settings, catalog = source.config, source.catalog
+    settings = source.config
+    catalog = source.catalog
     own_cameras = [camera for camera in cameras if camera in source.cameras]
     _raise_all(_unusable_features(config, source, own_cameras), catalog)
     options: dict[str, Any] = {
@@ -273,8 +274,10 @@ def split_source(
     selection = _select(settings)
     windows = frame_offsets(options["delta_timestamps"], float(catalog.fps), (*source.keys, *cameras, *INDEX_KEYS))
     usable = selection.apply(catalog, reach(list(windows.values())))
-    held, ids = recorded or {}, SegmentTable(usable.segments, usable.stop, catalog.files).episodes
-    span, appended = (held.get("first", 0), held.get("last", int(catalog.episodes.ids[-1]))), "of" in held
+    held = recorded or {}
+    ids = SegmentTable(usable.segments, usable.stop, catalog.files).episodes
+    span = (held.get("first", 0), held.get("last", int(catalog.episodes.ids[-1])))
+    appended = "of" in held
     ids = ids[slice(*np.searchsorted(ids, [span[0], span[1] + 1]).tolist())]
     _raise_all(_lost_episodes(held, ids), catalog)
     before = None if appended and "skipped" not in held else recorded
@@ -303,7 +306,8 @@ def split_source(
 
 def _more_notes(training: EpisodeDataset, selected: int) -> list[str]:
     """Return notes on the view, which selects a number of episodes, on depth, and on episodes that train no return."""
-    catalog, view = training.catalog, training.view
+    catalog = training.catalog
+    view = training.view
     notes = [catalog.root + view.describe(selected, len(catalog.episodes))] if view else []
     depth = [key for key in catalog.camera_keys if catalog.features[key].is_depth]
     notes += [f"{catalog.root}: {key} is depth, which policies do not take: left out" for key in depth]
@@ -326,7 +330,8 @@ def _select(settings: SourceConfig) -> Selection:
 
 def _unusable_features(config: TrainConfig, source: Source, cameras: Sequence[str]) -> Mistakes:
     """Cameras without RGB, a state that dynamics need, and validation episodes outside of the condition `where`."""
-    settings, features = source.config, source.catalog.features
+    settings = source.config
+    features = source.catalog.features
     for camera in cameras:
         feature = features[camera]
         if feature.is_depth or feature.channels not in (3, None):
@@ -356,7 +361,8 @@ def _split_episodes(
 
     A share of them is spread over `tasks` (see `split_episodes`).
     """
-    settings, where = source.config, source.catalog.root
+    settings = source.config
+    where = source.catalog.root
     ids = difference(ids, skipped) if len(skipped) else ids
     if settings.val_episodes:
         validated = difference(np.array(settings.val_episodes, np.int64), skipped)
@@ -376,7 +382,8 @@ def _split_episodes(
 
 def _tasks_of(catalog: Catalog, ids: np.ndarray) -> np.ndarray:
     """Tasks of episodes, int64 (m, 2), rows [id, task]; one text is one task, and an empty one is none."""
-    table, first = catalog.episodes, dict[str, int]()
+    table = catalog.episodes
+    first = dict[str, int]()
     alike = np.array([first.setdefault(text, index) for index, text in enumerate(catalog.tasks)], np.int64)
     chosen = np.zeros(len(table), bool)
     chosen[table.rows_of(ids)] = True

@@ -40,7 +40,8 @@ def recorded_sources(record: Record, updates: Sequence[Record] = ()) -> list[dic
 
 def current_spec(record: Record, state: Record) -> dict[str, Any]:
     """Return the spec of a run's order at a checkpoint with this state; {}: at the start."""
-    spec, updates = record["order"], state.get("updates", ())
+    spec = record["order"]
+    updates = state.get("updates", ())
     sources = [*spec["sources"], *(source for update in updates for source in update["order"])]
     return {**spec, "sources": sources, "schedule": state.get("schedule") or spec["schedule"]}
 
@@ -55,9 +56,11 @@ def find_appended(config: TrainConfig, data: RunData, step: int) -> list[dict[st
     entries = []
     for number, source in enumerate(config.data.mixed()):
         first = 1 + max(last for (_, last), owner in zip(data.spans, data.of) if owner == number)
-        catalog, view = data.training[number].catalog, data.training[number].view
+        catalog = data.training[number].catalog
+        view = data.training[number].view
         if len(appended_episodes(config, spell_out(source, view), catalog, first)):
-            name, last = f"{data.names[number]}@{step}", int(catalog.episodes.ids[-1])
+            name = f"{data.names[number]}@{step}"
+            last = int(catalog.episodes.ids[-1])
             record = view.record if view else ""
             entries.append({"name": name, "of": number, "first": first, "last": last, "view": record})
     return entries
@@ -73,7 +76,8 @@ def write_update(
     updates = list(saved.get("updates", ()))
     if (first := len(recorded_sources(record, updates))) == len(data.names):
         return updates
-    content, cache = frames_content(data, first), Path(RemoteOptions(cache=config.data.cache).folder)
+    content = frames_content(data, first)
+    cache = Path(RemoteOptions(cache=config.data.cache).folder)
     update: dict[str, Any] = {"step": saved["step"], "position": saved["position"], "sources": data.entries()[first:]}
     update["order"] = [asdict(source) for source in order.spec.sources[first:]]
     for name, facts in (("dataset", dataset_fingerprint(data)), ("files", file_digests(data, cache))):
@@ -100,9 +104,11 @@ def read_all_frames(
 
 def changed_episodes(run: RunDir, record: Record, updates: Sequence[Record], data: RunData) -> list[str]:
     """Name the episodes of a run that its datasets do not have, have otherwise, or no longer select."""
-    frames, lines = read_all_frames(run, record, updates)[0], []
+    frames = read_all_frames(run, record, updates)[0]
+    lines = []
     for number in np.unique(frames["source"]).tolist():
-        of_source, parts = frames["source"] == number, (data.training[number], data.apart[number])
+        of_source = frames["source"] == number
+        parts = (data.training[number], data.apart[number])
         before, now = (
             dict(zip(*map(np.ndarray.tolist, pair)))
             for pair in (

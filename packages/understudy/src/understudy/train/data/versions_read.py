@@ -39,7 +39,8 @@ def latest_versions(record: Record, saved: Record | None) -> Versions:
 
 def list_versions(record: Record, starts: Sequence[Record]) -> list[dict[str, Any]]:
     """Return step, source, version and address where a start of a run read another version than the one before."""
-    rows, latest = list[dict[str, Any]](), dict[int, str]()
+    rows = list[dict[str, Any]]()
+    latest = dict[int, str]()
     for start in ({"step": 0, "versions": record.get("versions", ())}, *starts):
         for number, version in enumerate(start.get("versions", ())):
             if latest.get(number) != version["version"]:

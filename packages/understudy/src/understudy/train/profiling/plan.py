@@ -161,7 +161,8 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", cards: 
     mesh_shape(config, world_size)  # before anything takes time
     normalization = choose_normalization(config, data)
     config = with_known_base(config, data, normalization)
-    network, sample = build_on_meta(config, data.policy_config(config), normalization), one_sample(config, data)
+    network = build_on_meta(config, data.policy_config(config), normalization)
+    sample = one_sample(config, data)
     check_budget(network, config, data)
     total = 1 + len(MODES) + _STEPS_OF_CARD * len(cards)
     logger.info("plan: about %d steps on shapes; one of a large network takes a minute", total)
@@ -176,7 +177,8 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", cards: 
             return shapes
 
         single = at(1, "none")
-        size, planned = largest_part(config, world_size, single.tokens), config.activation_checkpoint
+        size = largest_part(config, world_size, single.tokens)
+        planned = config.activation_checkpoint
         shapes = at(size, planned)
         by_mode = {}
         for mode in MODES:
@@ -243,16 +245,20 @@ def largest_batch(peak_of: Callable[[int], int], limit: int, most: int, first_gu
     Memory is usually a line over the samples: three evaluations follow the line through two points. The others double
     the number of samples, and then halve the interval, so there are at most 2 log2(most) + 4.
     """
-    low, low_peak, high = 1, peak_of(1), most + 1
+    low = 1
+    low_peak = peak_of(1)
+    high = most + 1
     if low_peak > limit:
         return 0
-    probe, evaluations = min(max(2, first_guess), most), 1
+    probe = min(max(2, first_guess), most)
+    evaluations = 1
     while high - low > 1:
         peak = peak_of(probe)
         evaluations += 1
         slope = max(1.0, (peak - low_peak) / (probe - low))
         if peak <= limit:
-            low, low_peak = probe, peak
+            low = probe
+            low_peak = peak
         else:
             high = probe
         guess = low + max(1, floor((limit - low_peak) / slope))
@@ -391,7 +397,9 @@ def _mesh(config: TrainConfig, world_size: int, device: str) -> Iterator[Mesh]:
     """The mesh of one of `world_size` processes, of which the others are absent and every exchange does nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    cpu, shape, alone = torch.device("cpu"), mesh_shape(config, world_size), world_size == 1
+    cpu = torch.device("cpu")
+    shape = mesh_shape(config, world_size)
+    alone = world_size == 1
     if not alone:
         if dist.is_initialized():
             raise ConfigError("plan: this process belongs to a run of several already; plan in another process")

@@ -176,7 +176,8 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
         torch.set_num_threads(config.torch_threads)
         with mesh.together():
             data = open_data(config)
-            order, scales = make_order(config, data, mesh), choose_normalization(config, data)
+            order = make_order(config, data, mesh)
+            scales = choose_normalization(config, data)
             config = with_known_base(config, data, scales)
             log = MetricsLog(folder, config, 0, writes=mesh.rank == 0)
         state = init_train_state(config, data, scales, mesh)
@@ -224,7 +225,8 @@ class RankProfile(NamedTuple):
 
 
 def _measure(state: TrainState, runner: StepRunner, loader: Loader, warmup: int, steps: int) -> RankProfile:
-    mesh, config = state.mesh, state.config
+    mesh = state.mesh
+    config = state.config
     cuda = mesh.device.type == "cuda"
     wait: Callable[[], object] = torch.cuda.synchronize if cuda else lambda: None
 
@@ -245,7 +247,8 @@ def _measure(state: TrainState, runner: StepRunner, loader: Loader, warmup: int,
         return (time.perf_counter() - start) / count
 
     run(warmup)
-    before, cuts = loader.wait_seconds, list[PartCounts]()
+    before = loader.wait_seconds
+    cuts = list[PartCounts]()
     plain = run(steps, cuts=cuts)
     waiting = (loader.wait_seconds - before) / steps
     timer = PhaseTimer(wait)
@@ -372,7 +375,8 @@ class PhaseTimer:
     def __init__(
         self, wait: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._wait, self._clock = wait, clock
+        self._wait = wait
+        self._clock = clock
         self._seconds: dict[str, float] = {}
         self._inside = [0.0]  # seconds of the phases inside each open one, the innermost last
 
@@ -394,5 +398,6 @@ class PhaseTimer:
 
     def taken(self) -> dict[str, float]:
         """Return the seconds per phase since the last call, without phases that did not occur, and reset them."""
-        seconds, self._seconds = self._seconds, {}
+        seconds = self._seconds
+        self._seconds = {}
         return seconds

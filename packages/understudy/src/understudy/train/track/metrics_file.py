@@ -162,7 +162,9 @@ class Verdict:
 
 def read_verdict(path: Path) -> Verdict | None:
     """Read the verdict on a run from its metrics.jsonl, of which few steps are held; see `compare_losses`."""
-    recent, train, val = deque[dict[str, Any]](maxlen=STEPS), list[dict[str, Any]](), list[dict[str, Any]]()
+    recent = deque[dict[str, Any]](maxlen=STEPS)
+    train = list[dict[str, Any]]()
+    val = list[dict[str, Any]]()
     for record in metrics_file.iterate(path):
         if record["kind"] == "train":
             recent.append(record)

@@ -61,7 +61,8 @@ class TensorBoard:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._event, self._summary = Event, Summary
+        self._event = Event
+        self._summary = Summary
         folder = root / "tensorboard"
         self._old = sorted(folder.glob("events.*")) if folder.is_dir() else []
         self._times = _times(self._old)  # only the old events have the time of each step

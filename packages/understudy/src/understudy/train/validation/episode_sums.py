@@ -79,7 +79,8 @@ class EpisodeSums:
 
     def losses(self) -> np.ndarray:
         """Loss of each episode, float64 (E,): weighted sum of the terms' means; NaN without an element."""
-        total, has_elements = np.zeros(len(self.episode)), np.zeros(len(self.episode), bool)
+        total = np.zeros(len(self.episode))
+        has_elements = np.zeros(len(self.episode), bool)
         for term, weight in self.weights.items():
             counted = self.counts[term] > 0
             total[counted] += weight * self.sums[term][counted] / self.counts[term][counted]

@@ -29,7 +29,8 @@ from understudy_data.load.validation_data import UNREADABLE, ValidationData
 
 logger = logging.getLogger(__name__)
 
-FRAMES, PART = 64, 16
+FRAMES = 64
+PART = 16
 """Largest number of frames, and frames of a forward pass."""
 STRIPS = 6
 """Frames whose images are kept."""
@@ -67,7 +68,8 @@ class Futures:
             return
         rows = [np.concatenate(list(strip), axis=1) for strip in self.strips]
         columns = ["now", *(f"{kind}, {ahead} ahead" for ahead in self.ahead for kind in ("recorded", "imagined"))]
-        info, buffer = PngInfo(), io.BytesIO()
+        info = PngInfo()
+        buffer = io.BytesIO()
         info.add_itxt(TEXT, json.dumps({"rows": self.captions, "columns": columns}))
         Image.fromarray(np.concatenate(rows, axis=0)).save(buffer, "PNG", pnginfo=info)
         try:
@@ -89,7 +91,9 @@ def imagine_frames(policy: Policy, held: ValidationData, seed: int, mesh: Mesh) 
     chosen = np.zeros(len(held), bool)
     chosen[np.unique(np.linspace(0, len(held) - 1, FRAMES).round().astype(int))] = True
     frames = held.select(chosen)
-    cameras, parts, captions = policy.config.cameras, [], []
+    cameras = policy.config.cameras
+    parts = []
+    captions = []
     with evaluating(policy):
         for start in range(0, len(frames), PART):
             part = slice(start, min(start + PART, len(frames)))
@@ -139,7 +143,8 @@ def moved(now: Tensor, then: Tensor) -> Tensor:
 def _compare(policy: Policy, batch: Batch, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Imagine a batch: squared errors of states [B, T, S], images [B, K, cameras, 3, H, W], and marks of both."""
     imagined = policy.imagine(batch, draws)
-    normalizer, head = policy.normalizer, policy.normalizer.head(batch)
+    normalizer = policy.normalizer
+    head = policy.normalizer.head(batch)
     assert normalizer.state is not None
     real = normalizer.states(batch, batch[STATE])  # [B, 1 + T, S]
     absent = batch[f"{STATE}_is_pad"][:, 1:, None]
@@ -154,7 +159,8 @@ def _compare(policy: Policy, batch: Batch, draws: Mapping[str, Tensor]) -> dict[
     figures["counted"] = counted
     if imagined.images is None:
         return figures
-    size, cameras = imagined.images.shape[-2:], policy.config.cameras
+    size = imagined.images.shape[-2:]
+    cameras = policy.config.cameras
     resize = policy.config.resize()
     frames = torch.stack(
         [_resized(batch[camera], size, resize) for camera in cameras], dim=2

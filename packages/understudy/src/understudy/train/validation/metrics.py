@@ -88,7 +88,8 @@ def group_losses(
     names = sorted(set(tasks))
     numbers = {name: number for number, name in enumerate(names)}
     task = np.fromiter((numbers[name] for name in tasks), np.int64, len(tasks))
-    source, clusters = validation.source, (validation.source << 32) + validation.episode
+    source = validation.source
+    clusters = (validation.source << 32) + validation.episode
     head = validation.head_of[source]
     plain = term_sums if validation.weight is not None else None
     sums = {term: of_term.weighted(validation.weight) for term, of_term in term_sums.items()}
@@ -132,7 +133,8 @@ def one_group(sums: Mapping[str, TermSums], weights: Mapping[str, float], valida
     """
     clusters = (validation.source << 32) + validation.episode
     entry = _entry(sums, weights, np.arange(len(validation)), clusters, None) or EMPTY
-    entry, kinds = {**entry, "se": None}, ("heads", "sources", "tasks")
+    entry = {**entry, "se": None}
+    kinds = ("heads", "sources", "tasks")
     macros = dict.fromkeys((*kinds, "groups"), entry["loss"])
     groups = {kind: {ALL: entry} for kind in kinds}
     return {**entry, "macro": entry["loss"], "macros": macros, **groups, "groups": [], "time": [], "scalar": True}
@@ -219,10 +221,14 @@ def _entry(
 ) -> dict[str, Any] | None:
     """Figures of the samples `rows`; None if they have no element. `plain`: the sums without frame weights, if any."""
     episodes, index = np.unique(clusters[rows], return_inverse=True)
-    residual, terms, parts = np.zeros(len(episodes)), {}, []
+    residual = np.zeros(len(episodes))
+    terms = {}
+    parts = []
     for term, weight in weights.items():
-        losses, counts = sums[term].sums[rows], sums[term].counts[rows]
-        total, count = math.fsum(losses), math.fsum(counts)
+        losses = sums[term].sums[rows]
+        counts = sums[term].counts[rows]
+        total = math.fsum(losses)
+        count = math.fsum(counts)
         if count == 0:
             continue
         parts.append(weight * total / count)
@@ -273,7 +279,8 @@ def _split_by_label(labels: np.ndarray) -> list[tuple[int, np.ndarray]]:
 
 def _mean(entries: Sequence[Record], weights: Mapping[str, float], shares: Sequence[float] | None = None) -> float:
     """Average each term over the groups that have it, by their shares, and add the terms by their weights."""
-    ones, means = [1.0] * len(entries), []
+    ones = [1.0] * len(entries)
+    means = []
     for term, weight in weights.items():
         having = [(share, e["terms"][term]["loss"]) for share, e in zip(shares or ones, entries) if term in e["terms"]]
         if having:
@@ -286,7 +293,8 @@ def _tasks(validation: ValidationData) -> set[str]:
     """Tasks of the validation episodes; all tasks of their datasets if the metadata names none for an episode."""
     names: set[str] = set()
     for number, data in enumerate(validation.datasets):
-        table, texts = data.catalog.episodes, data.catalog.tasks
+        table = data.catalog.episodes
+        texts = data.catalog.tasks
         for row in table.rows_of(np.unique(validation.episode[validation.source == number])).tolist():
             named = [int(task) for task in table.tasks_of(row)]
             names |= {texts[task] for task in named} if named and min(named) >= 0 else set(texts)

@@ -41,7 +41,10 @@ class OpenLoop:
     """
 
     def __init__(self, every: int, seed: int, width: int, mode: str, held: ValidationData) -> None:
-        self.every, self._seed, self._mode, self._held = every, seed, mode, held
+        self.every = every
+        self._seed = seed
+        self._mode = mode
+        self._held = held
         self._chosen = np.flatnonzero(held.place % every == 0)
         rows = {"squared": width, "absolute": width, "count": width, "normalised": 1, "elements": 1}
         self.shapes = {name: (size, len(self._chosen)) for name, size in rows.items()}
@@ -64,7 +67,8 @@ class OpenLoop:
         if (padded := inputs.get(f"{ACTION}_dim_is_pad")) is not None:
             absent = absent | padded[:, None]
         difference = torch.where(absent, 0.0, proposed - recorded.float()).double()
-        normalizer, head = policy.normalizer, policy.normalizer.head(inputs)
+        normalizer = policy.normalizer
+        head = policy.normalizer.head(inputs)
         scaled = normalizer.action.normalize(proposed, head) - normalizer.action.normalize(recorded, head)
         scaled = torch.where(absent, 0.0, scaled).double()
         # A dimension that never changed in training has no scale to be measured by.
@@ -90,10 +94,8 @@ class OpenLoop:
             error}}}}.
         """
         counted = readable[self._chosen]
-        figures, source = (
-            {name: rows[:, counted] for name, rows in figures.items()},
-            self._held.source[self._chosen[counted]],
-        )
+        figures = {name: rows[:, counted] for name, rows in figures.items()}
+        source = self._held.source[self._chosen[counted]]
         sources = {}
         for number, name in enumerate(self._held.names):
             of_source = np.flatnonzero(source == number)
@@ -183,12 +185,14 @@ class EpisodeActions:
         Raises:
             DatasetError: a frame cannot be read.
         """
-        held, state = self._held, self._state
+        held = self._held
+        state = self._state
         rows_of_episode = np.flatnonzero((held.source == source) & (held.episode == episode))
         chunk = state.eval_policy.config.chunk
         chosen = rows_of_episode[choose_starts(held.frame[rows_of_episode], chunk)]
         names = held.action_names(source)
-        actions, recorded = np.full((length, len(names)), np.nan), np.full((length, len(names)), np.nan)
+        actions = np.full((length, len(names)), np.nan)
+        recorded = np.full((length, len(names)), np.nan)
         mask = np.zeros(len(held), bool)
         mask[chosen] = True
         part = held.select(mask)

@@ -59,7 +59,8 @@ BATCH = 128
 """Most samples of a chunk, where the training has larger forward passes."""
 MEMORY = 1 << 30
 """Default size of prefetched chunks in bytes; at least one chunk is read."""
-FEW, CAP = 16, 0.01
+FEW = 16
+CAP = 0.01
 """Largest number, or share, of unreadable validation frames that may be left out."""
 OF_MODE = ("loss", "equal_frames", "se", "samples", "episodes", "terms", "heads", "sources", "tasks", "open_loop")
 """Figures of a validation that are stored for each mode."""
@@ -99,7 +100,10 @@ def validate(
         Result of `evaluate`. With several modes `modes` has the figures `OF_MODE` of each. Where the run trains forward
         dynamics of a policy that imagines, `imagined` has `Futures.figures`.
     """
-    config, mesh, policy, threads = state.config, state.mesh, state.eval_policy, state.config.loader.num_threads
+    config = state.config
+    mesh = state.mesh
+    policy = state.eval_policy
+    threads = state.config.loader.num_threads
 
     def in_mode(mode: str, **options: Any) -> dict[str, Any]:
         return evaluate(
@@ -185,7 +189,8 @@ def evaluate(
             _evaluate_chunk(policy, held, seed, mode, chunk, table, sampler, mesh.device)
     figures, tasks, unreadable = table.gather(mesh)
     readable = _find_readable(unreadable, len(held), first=mesh.rank == 0)
-    samples, tasks = held.select(readable), [task for task, good in zip(tasks, readable) if good]
+    samples = held.select(readable)
+    tasks = [task for task, good in zip(tasks, readable) if good]
     sums = {term: TermSums.from_rows(figures[term][:, readable], policy.time_edges(term)) for term in weights}
     scalar = policy.scalar_losses
     result = one_group(sums, weights, samples) if scalar else group_losses(sums, weights, samples, tasks)
@@ -352,7 +357,8 @@ def _find_readable(unreadable: Mapping[int, str], count: int, first: bool) -> np
     readable = np.ones(count, bool)
     if unreadable:
         readable[list(unreadable)] = False
-        error, allowed = unreadable[min(unreadable)], max(FEW, int(CAP * count))
+        error = unreadable[min(unreadable)]
+        allowed = max(FEW, int(CAP * count))
         share = f"{len(unreadable)} of {count} validation frames cannot be read"
         if len(unreadable) > allowed:
             fix = "repair the dataset, or leave these episodes out"
