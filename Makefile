@@ -31,7 +31,7 @@ test-client: setup
 	scripts/test-wheel client 480
 
 test-data: setup
-	scripts/test-wheel data 40
+	scripts/test-wheel data 1500
 
 test-tools: setup
 	scripts/test-wheel tools 40
