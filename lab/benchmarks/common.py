@@ -48,14 +48,6 @@ def cpu_name() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
-def make_parser(doc: str | None, whole: bool = False) -> argparse.ArgumentParser:
-    """Make a parser with `--json`. Its description is the first line of the docstring, or the `whole` docstring."""
-    text, shape = (doc or "", argparse.RawDescriptionHelpFormatter) if whole else ((doc or "").split("\n")[0], None)
-    parser = argparse.ArgumentParser(description=text, formatter_class=shape or argparse.HelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
-
-
 def add_dataset_arguments(parser: argparse.ArgumentParser, seconds: float, rounds: int) -> None:
     """Add the arguments of benchmarks that load videos."""
     parser.add_argument("--out", default="", help="file of the object, written after each row; a later run adds to it")

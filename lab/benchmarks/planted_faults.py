@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from common import make_parser
+from parsers import make_parser
 from planted_images import bgr, blur, flicker, hold, late, move, reverse, saturate, tear, tint, zoom
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.testing.videos import encode_video
