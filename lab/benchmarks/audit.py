@@ -26,7 +26,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from common import conditions, make_parser, say
+from common import conditions, say
+from parsers import make_parser
 from understudy.testing.audited import damage, eventful_run, trained
 from understudy.testing.mixtures import mixed, tiny_sources
 from understudy.train.audit import FrameCounts, audit_file, audit_run

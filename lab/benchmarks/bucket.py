@@ -33,8 +33,9 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from common import OtherLoader, Results, add_dataset_arguments, child, make_parser, say
+from common import OtherLoader, Results, add_dataset_arguments, child, say
 from loader_sets import Encoding, Recording, joined
+from parsers import make_parser
 
 # seconds, bytes per second
 LATENCY = 0.03

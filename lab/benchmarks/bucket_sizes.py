@@ -38,6 +38,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 import common
+import parsers
 import rows
 from bucket import LATENCY, Bucket
 from loader_sets import Encoding, Recording
@@ -261,7 +262,7 @@ def medians(readings: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = common.make_parser(__doc__, whole=True)
+    parser = parsers.make_parser(__doc__, whole=True)
     parser.add_argument("--millions", type=float, nargs="+", default=[0.27, 18.8, 350])
     parser.add_argument("--only", default="", help="kinds of video with this in their name")
     parser.add_argument("--group", type=int, default=0, help="rows of a row group of the data files; 0: all of a file")

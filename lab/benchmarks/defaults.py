@@ -37,9 +37,10 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from common import OtherLoader, Results, add_dataset_arguments, child, make_parser
+from common import OtherLoader, Results, add_dataset_arguments, child
 from loader_sets import Encoding, Recording, encodings, joined
 from order_audit import as_read, deff_of
+from parsers import make_parser
 
 BATCH = 32
 CHUNK = 16

@@ -49,8 +49,9 @@ import torch
 from torch import Tensor
 
 import order_baselines
-from common import CACHE, Results, make_parser, say
+from common import CACHE, Results, say
 from order_audit import as_read
+from parsers import make_parser
 from understudy.config.train import ScheduleConfig
 from understudy.optim.lr_schedule import lr_factor
 from understudy.policies.draws import generate_draws

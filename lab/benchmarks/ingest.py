@@ -28,7 +28,8 @@ import numpy as np
 import zarr
 from rosbags.highlevel import AnyReader
 
-from common import conditions, make_parser
+from common import conditions
+from parsers import make_parser
 from understudy_data.video.encode import VideoEncoder
 from understudy_tools.cli.importing import import_
 from understudy_tools.imports.settings import ImportConfig

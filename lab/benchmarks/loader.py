@@ -33,12 +33,13 @@ import av
 import numpy as np
 
 import decode_limit
-from common import OtherLoader, Results, add_dataset_arguments, child, make_parser, say
+from common import OtherLoader, Results, add_dataset_arguments, child, say
 from decode_limit import Limit, Stretch
 from loader_rivals import Rival
 from loader_sets import Set, sets
 from loader_trial import Round, Setting, Trial, median_round, videos
 from order_audit import as_read, deff_of
+from parsers import make_parser
 from understudy_base._version import __version__
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.order.design_effect import expected_uniform

@@ -44,9 +44,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from common import OtherLoader, Results, add_dataset_arguments, make_parser
+from common import OtherLoader, Results, add_dataset_arguments
 from loader_sets import Encoding, Recording, joined
 from order_audit import WINDOWS, deff_of
+from parsers import make_parser
 from rival_loaders import process_tree
 from understudy_base.cores import available_cores
 

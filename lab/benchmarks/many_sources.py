@@ -35,6 +35,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import common
+import parsers
 from understudy_data.testing.videos import encode_video
 
 LENGTHS = (12, 12, 13)
@@ -199,7 +200,7 @@ def beyond(found: dict[str, float], few: dict[str, float]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = common.make_parser(__doc__, whole=True)
+    parser = parsers.make_parser(__doc__, whole=True)
     parser.add_argument("--sources", type=int, nargs="+", default=[1000, 3000])
     parser.add_argument("--kinds", nargs="+", choices=("rows", "videos"), default=["rows", "videos"])
     parser.add_argument("--rounds", type=int, default=3)

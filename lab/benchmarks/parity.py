@@ -45,7 +45,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from common import make_parser
+from parsers import make_parser
 from understudy.policies.common.settings import TowerSizes
 from understudy.policies.pi05.config import MEMORY, Sizes, VisionSizes
 from understudy.policies.pi05.network import Frames, Pi0Network

@@ -32,7 +32,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common import conditions, make_parser
+from common import conditions
+from parsers import make_parser
 from understudy import MasterWeights
 from understudy.distributed.compile import missing_compiler
 from understudy.optim.adamw import Float32AdamW

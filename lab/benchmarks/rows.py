@@ -40,6 +40,7 @@ import pyarrow.parquet as pq
 
 import common
 import loader_rivals
+import parsers
 from understudy_data.datasets.write.dataset_files import tasks_table
 from understudy_data.testing.videos import encode_video
 
@@ -265,7 +266,7 @@ def rival(name: str, python: str, root: Path, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = common.make_parser(__doc__, whole=True)
+    parser = parsers.make_parser(__doc__, whole=True)
     parser.add_argument("--millions", type=float, nargs="+", default=[0.27, 2.7, 18.8])
     parser.add_argument("--linked", type=float, default=50, help="million frames from which on data files are links")
     parser.add_argument("--seconds", type=float, default=20)

@@ -50,7 +50,8 @@ import numpy as np
 
 import rows
 import understudy as us
-from common import anonymous_bytes, conditions, cpu_seconds, make_parser
+from common import anonymous_bytes, conditions, cpu_seconds
+from parsers import make_parser
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.parts import Part, Workers

@@ -35,7 +35,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 import understudy as us
-from common import make_parser
+from parsers import make_parser
 from understudy.policies.draws import make_draws
 from understudy.testing.arm import write_arm_policy
 from understudy_client.client import RemotePolicy

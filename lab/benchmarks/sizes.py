@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import common
+import parsers
 import rows
 
 
@@ -67,7 +68,7 @@ def run(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = common.make_parser(__doc__, whole=True)
+    parser = parsers.make_parser(__doc__, whole=True)
     parser.add_argument("--millions", type=float, nargs="+", default=[0.27, 2.7, 18.8])
     parser.add_argument("--linked", type=float, default=50, help="million frames from which on data files are links")
     parser.add_argument("--only", default="", help="commands with this in their name")

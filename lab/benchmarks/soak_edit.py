@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from common import make_parser
+from parsers import make_parser
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_tools.edit.features import common_features, edit_features, resized_feature

@@ -21,7 +21,8 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from common import conditions, make_parser
+from common import conditions
+from parsers import make_parser
 from understudy.testing import killed
 from understudy.testing.runs import tiny_dataset
 

@@ -39,7 +39,7 @@ import pyarrow.parquet as pq
 import torch
 
 import understudy as us
-from common import make_parser
+from parsers import make_parser
 from understudy.config.train import TrainConfig
 from understudy.policies.policy import load
 from understudy.report.intervals import loss_interval

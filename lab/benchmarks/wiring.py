@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from common import make_parser
+from parsers import make_parser
 from understudy_client.contract.compare import compare_contracts
 from understudy_client.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts, write_contract
 from understudy_client.contract.in_motion import list_undecided
