@@ -58,12 +58,9 @@ def main(args: Namespace) -> None:
         masters.load_state_dict(saved["masters"])
 
     cameras = len(data.catalog.camera_keys)
-    step = saved["step"] if saved else 0
-    frames = 0
-    begin = time.perf_counter()
+    step, frames, begin = saved["step"] if saved else 0, 0, time.perf_counter()
     while step < args.steps:
-        batch = next(loader)
-        loss = float("nan")
+        batch, loss = next(loader), float("nan")
         if not args.dummy:
             predicted = prepared(batch["observation.state"].to(torch.bfloat16)).float()
             error = (predicted - batch["action"].float()).square().mean()
@@ -72,8 +69,7 @@ def main(args: Namespace) -> None:
             masters.clip_grad_norm_(1.0)  # in float32; the prepared optimizer has no such method
             optimizer.step()
             loss = error.item()
-        step = step + 1
-        frames = frames + cameras * len(batch["position"])
+        step, frames = step + 1, frames + cameras * len(batch["position"])
         if (args.save_freq and step % args.save_freq == 0) or step == args.steps:
             rates = [frames / (time.perf_counter() - begin), loss / accelerator.num_processes]
             rate, mean = accelerator.reduce(torch.tensor(rates, device=accelerator.device), "sum").tolist()
@@ -83,8 +79,7 @@ def main(args: Namespace) -> None:
                 print(f"step {step}: {trained}position to save {loader.position} ({ranks})")
                 state = {"step": step, "loader": loader.state_dict()}
                 save(state | {"model": model.state_dict(), "masters": masters.state_dict()}, args.output_dir)
-            frames = 0
-            begin = time.perf_counter()
+            frames, begin = 0, time.perf_counter()
     loader.close()
     accelerator.end_training()  # a process group that is left to the interpreter's end can abort it
 

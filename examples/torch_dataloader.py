@@ -10,8 +10,7 @@ from torch.utils.data import DataLoader
 
 import understudy as us
 
-WORKERS = 2
-BATCH = 8
+WORKERS, BATCH = 2, 8
 
 if __name__ == "__main__":  # workers that are spawned import this file
     data = us.EpisodeDataset(dataset())

@@ -29,9 +29,7 @@ from understudy_base.progress import show_log
 from understudy_kit.cli.main import read_settings
 from understudy_kit.config.schema import plain, validate
 
-STOPPED = 75
-WRONG_INPUT = 2
-FAILED = 1
+STOPPED, WRONG_INPUT, FAILED = 75, 2, 1
 
 
 def train_worker(content: dict[str, Any]) -> tuple[int, str]:
@@ -74,8 +72,7 @@ class StopBeforePreemption:
     """
 
     def __init__(self, run: RunDir) -> None:
-        self.run = run
-        self.seen = False
+        self.run, self.seen = run, False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 

@@ -129,7 +129,10 @@ calls, printed = json.loads(sys.argv[1]), []
 from understudy_kit.cli import main as cli
 for call in calls:
     with redirect_stderr(io.StringIO()) as err, redirect_stdout(io.StringIO()):
-        code = cli.main(call)
+        try:
+            code = cli.main(call)
+        except SystemExit as end:  # help
+            code = end.code
     printed.append([code, err.getvalue()])
 print(json.dumps(printed))
 """

@@ -7,6 +7,5 @@ contract      the contract of a policy, dataset, robot or environment (docs/cont
 against it
 dialects      forms of arrays in msgpack, and descriptions of unknown ones
 protocol      messages: msgpack with numpy arrays, as openpi sends them, and errors
-serve         a policy behind a websocket, and its clients
 testing       helpers of tests
 """

@@ -19,7 +19,7 @@ import sys
 sys.modules["torch"] = None
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.load import batch_mixing, choose_order
-from understudy_data.load.memory_plan import read_facts
+from understudy_data.load.images.source_facts import read_facts
 data = EpisodeArrays(sys.argv[1])
 print(data[0]["action"].shape, read_facts(data).gop)
 """

@@ -221,17 +221,20 @@ def test_faults_videos_that_cannot_be_read(copy: Callable[[str], Path], version:
 def test_faults_no_permission(copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated, since a test may run as a user who may read everything."""
     root = copy("v2.1")
-    real = open
 
-    def forbidding(path: Any, *rest: Any, **named: Any) -> Any:
-        if "episode_000001" in str(path):
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path, *rest, **named)
+    def forbidding(real: Callable[..., Any]) -> Callable[..., Any]:
+        def opened(path: Any, *rest: Any, **named: Any) -> Any:
+            if "episode_000001" in str(path):
+                raise PermissionError(13, "Permission denied", str(path))
+            return real(path, *rest, **named)
+
+        return opened
 
     data = EpisodeDataset(root, keys=["action"])
     pictures = EpisodeDataset(root, keys=["action", TOP])
     pictures.row_batch(np.arange(3), np.zeros(3, np.int64))  # the rows are in memory, the video is not
-    monkeypatch.setattr("builtins.open", forbidding)
+    monkeypatch.setattr("builtins.open", forbidding(open))
+    monkeypatch.setattr("os.open", forbidding(os.open))
     refuses(lambda: data.sample(1, 0), "permission", where="episode_000001.parquet (episode 1)")
     refuses(lambda: pictures.sample(1, 0), where="episode_000001.mp4 (episode 1)")
     assert data.sample(0, 0)["index"] == 0

@@ -32,8 +32,8 @@ def none(group: str) -> dict[str, EntryPoint]:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing but the trainer is installed."""
     # `entry_points` last: a module that is first imported after it would keep `none` in later tests.
-    for module in ("policies.registry", "cli.help_texts", "entry_points"):
-        monkeypatch.setattr(f"understudy.{module}.find_entry_points", none)
+    for module in ("understudy.policies.registry", "understudy_kit.cli.help_texts", "understudy_base.entry_points"):
+        monkeypatch.setattr(f"{module}.find_entry_points", none)
 
 
 def test_all_types_of_this_project_are_installed_here() -> None:

@@ -52,7 +52,7 @@ def s3() -> Iterator[dict[str, Any]]:
     server.start()
     host, port = server.get_host_and_port()
     options = {"key": "who", "secret": "what", "endpoint_url": f"http://{host}:{port}"}
-    fsspec.filesystem("s3", **options).mkdir("set")
+    fsspec.filesystem("s3", **options).mkdir("web-set")
     yield options
     server.stop()
 
@@ -83,18 +83,18 @@ def test_https_gives_the_local_samples(root: Path, tmp_path: Path) -> None:
 
 def test_s3_gives_the_local_samples(root: Path, tmp_path: Path, s3: dict[str, Any]) -> None:
     fs = fsspec.filesystem("s3", **s3)
-    fs.put(f"{root}/", f"set/{root.name}/", recursive=True)
+    fs.put(f"{root}/", f"web-set/{root.name}/", recursive=True)
     remote = RemoteOptions(storage_options=s3, cache=str(tmp_path), retry=QUICK)
-    same(Catalog.open(f"s3://set/{root.name}", remote), root)
-    with refused(where="s3://set/nowhere/meta/info.json", kind=MissingFileError):
-        Catalog.open("s3://set/nowhere", remote)
-    fs.pipe(f"set/{root.name}/large", os.urandom(200_000))
-    catalog = Catalog.open(f"s3://set/{root.name}", remote)
+    same(Catalog.open(f"s3://web-set/{root.name}", remote), root)
+    with refused(where="s3://web-set/nowhere/meta/info.json", kind=MissingFileError):
+        Catalog.open("s3://web-set/nowhere", remote)
+    fs.pipe(f"web-set/{root.name}/large", os.urandom(200_000))
+    catalog = Catalog.open(f"s3://web-set/{root.name}", remote)
     path = catalog.video_path(TOP, 0)
     source = catalog.files.source(path)
-    fs.pipe(f"set/{root.name}/{path}", os.urandom(source.size))
+    fs.pipe(f"web-set/{root.name}/{path}", os.urandom(source.size))
     large = catalog.files.source("large")
-    fs.pipe(f"set/{root.name}/large", os.urandom(200_000))
+    fs.pipe(f"web-set/{root.name}/large", os.urandom(200_000))
     with refused("changed", where="large", kind=SourceError):
         large.read(100_000, 10)
     with refused(where=path, kind=SourceError):  # the latter in another second
