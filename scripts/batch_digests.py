@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import understudy as us
+from understudy_data.order import sample_normal, sample_uniform
 
 BATCH = 6
 TOP = "observation.images.top"
@@ -101,8 +102,8 @@ def all_of(roots: dict[str, Path]) -> dict[str, list[dict[str, str]]]:
         found["mixture: h264 three times as often as av1"] = list(few(loader, 8))
     at = np.array([0, 1, 977, 2**33])
     draws = {
-        "normal": torch.from_numpy(us.order.sample_normal(7, "flow noise", at, (4, 16, 7))),
-        "uniform": torch.from_numpy(us.order.sample_uniform(7, "flow time", at, (64,))),
+        "normal": torch.from_numpy(sample_normal(7, "flow noise", at, (4, 16, 7))),
+        "uniform": torch.from_numpy(sample_uniform(7, "flow time", at, (64,))),
     }
     found["draws: noise and time"] = [digests(draws)]
     return found
