@@ -425,7 +425,9 @@ def test_plan_command_prints_and_fails_where_the_card_is_too_small(
     assert "steps on shapes" in printed.err
     lines = [line for line in printed.err.splitlines() if re.match(r"plan: \d+ of 12 steps", line)]
     assert len(lines) > 4
-    assert "checkpointing full" in "".join(lines)
+    assert all(
+        re.search(r"micro-batch \d+, checkpointing \w+", line) for line in lines
+    )  # which ones, earlier tests decide
     assert "12 of 12" in lines[-1]
     for unusable in ("much", "80"):  # a number could mean bytes or GB
         assert main([*words, "--gpu-memory", unusable]) == 2
