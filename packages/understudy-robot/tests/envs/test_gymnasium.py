@@ -252,7 +252,7 @@ def test_entry_points_add_environments(tmp_path: Path, monkeypatch: pytest.Monke
     info = tmp_path / "kitchen-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kitchen\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[understudy_robot.envs]\nkitchen = kitchen_package:make\n")
+    (info / "entry_points.txt").write_text("[understudy.envs]\nkitchen = kitchen_package:make\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert open_env("kitchen").features["observation.images.top"]["shape"] == (16, 16, 3)
     with refused("kitchens", "kitchen", kind=ValueError):
