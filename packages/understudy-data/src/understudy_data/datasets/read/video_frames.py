@@ -26,7 +26,6 @@ CODEC_NAMES |= {"mp4v": "mpeg4", "libxvid": "mpeg4", "vp09": "vp9", "libvpx-vp9"
 OPEN_FILES = 32
 """Most open videos, unless `keep_open` allows more; a live decoder costs 2 to 5 MB."""
 _UNBOUNDED = 1 << 60  # weight of a video with a file or a decoder of its own: no more than `OPEN_FILES` stay
-_OPENING = 64  # locks of files that are being opened
 
 
 class _Open:
@@ -77,10 +76,17 @@ class VideoFrames(ProcessLocal):
         self._cache: LRUCache[tuple[str, int, int], np.ndarray] = LRUCache(self.cache_bytes, lambda image: image.nbytes)
         self._by_time: dict[tuple[str, int], bool] = {}  # file -> whether recorded times give the episodes' starts
         self._lock = threading.Lock()  # guards the tables; decoding happens outside it
-        # A file is opened by one thread. Thousands of sources of rows alone need no locks for videos.
-        locks = _OPENING if self.catalog.episodes.videos else 1
-        self._opening = [threading.Lock() for _ in range(locks)]
+        self._opening: dict[tuple[str, int], threading.Lock] = {}  # of files that are being opened: one thread does it
         self._pid = os.getpid()
+
+    def _share_open_files(self, other: "VideoFrames") -> None:
+        """Use the open files of another reader of the same videos: to open one again costs as much as to decode a clip."""
+        other._check_process()
+        self.readers = other.readers
+        self._live = other._live
+        self._by_time = other._by_time
+        self._lock = other._lock
+        self._opening = other._opening
 
     def take(self, camera: str, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """Return frames of one camera.
@@ -215,10 +221,16 @@ class VideoFrames(ProcessLocal):
         with self._lock:
             opened = self.readers.get((camera, file))
         if opened is None:
-            with self._opening[hash((camera, file)) % len(self._opening)]:
+            with self._lock:
+                opening = self._opening.setdefault((camera, file), threading.Lock())
+            with opening:
                 with self._lock:
                     opened = self.readers.get((camera, file))  # another thread has opened it meanwhile
-                opened = opened or self._open_again(camera, file, int(rows[0]))
+                try:
+                    opened = opened or self._open_again(camera, file, int(rows[0]))
+                finally:
+                    with self._lock:
+                        self._opening.pop((camera, file), None)
         return opened
 
     def _open_again(self, camera: str, file: int, row: int) -> _Open:

@@ -178,13 +178,16 @@ class DecodedImages(VideoFrames):
         image_size: tuple[int, int] | None = None,
         files: ImageFiles | None = None,
     ) -> None:
+        self.source = source
         super().__init__(source.catalog, 0, source.backend)
+        self.notes = source.notes
         self.dataset = dataset
         self.image_size = image_size
         self.files = files
 
     def _forget(self) -> None:
         super()._forget()
+        self._share_open_files(self.source)
         self._episodes: dict[tuple[str, int], _Episode] = {}  # by camera and table row
         self._cursors, self._converters = Cursors(IDLE_CURSORS), threading.local()
         self._cursors_lock = threading.Lock()
