@@ -162,8 +162,10 @@ def make(each: Environment) -> None:
         given = {"{ours}": distributions(), "{tests}": test_packages(), "{floors}": requirements()}
         named = [word for one in arguments for word in given.get(one, [one])]
         run([uv(), "pip", "install", "--quiet", "--find-links", str(PLACE / "dist"), *where, *held, *named])
-        frozen = run([uv(), "pip", "freeze", *where]).splitlines()
-        kept.write_text("\n".join(line for line in frozen if re.match(r"[\w.-]+==", line)) + "\n")
+        frozen = [line for line in run([uv(), "pip", "freeze", *where]).splitlines() if re.match(r"[\w.-]+==", line)]
+        if any("{floors}" in words for words in each.installs):  # packages of the tests may need others than the lowest
+            frozen = [line for line in frozen if line.partition("==")[0] in {"torch", *map(package_of, requirements())}]
+        kept.write_text("\n".join(frozen) + "\n")
 
 
 def papers(name: str) -> dict[str, Any]:
@@ -211,6 +213,11 @@ def requirements() -> list[str]:
                 lines += [] if inner else [one]
         asked |= {line for line in lines if not line.startswith("understudy")}
     return sorted(asked)
+
+
+def package_of(requirement: str) -> str:
+    """Name of the package of a requirement, as `pip freeze` spells it."""
+    return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")  # type: ignore[index]
 
 
 def build() -> None:

@@ -167,7 +167,7 @@ def _write_metadata(root: Path, episodes: int, per_video: int, side: tuple[int, 
     pq.write_table(pa.table(columns), root / "meta/episodes/chunk-000/file-000.parquet")
 
 
-def read(root: str, seconds: float, warm: float) -> dict[str, Any]:
+def read(root: str, seconds: float, warm: int) -> dict[str, Any]:
     """Read batches with the defaults of `Loader`: figures of this process."""
     import warnings
 
@@ -180,7 +180,7 @@ def read(root: str, seconds: float, warm: float) -> dict[str, Any]:
         digest = float(next(loader)["action"].double().sum())
         first_s = time.perf_counter() - begun
         largest = 0
-        while time.perf_counter() - begun < warm:
+        while loader.position < warm:
             next(loader)
         samples = 0
         cpu = common.cpu_seconds()
@@ -270,7 +270,7 @@ def main() -> None:
     parser.add_argument("--millions", type=float, nargs="+", default=[0.27, 2.7, 18.8])
     parser.add_argument("--linked", type=float, default=50, help="million frames from which on data files are links")
     parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--warm", type=float, default=20, help="seconds before the figures are taken")
+    parser.add_argument("--warm", type=int, default=20_000, help="samples before the figures, in which lanes begin")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--before", default="", help="another checkout, measured in turns")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="folder for the datasets")

@@ -1,5 +1,8 @@
 """Messages keep their values to the bit, are those of openpi's client, and no bytes break the reader."""
 
+import os
+import subprocess
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -30,6 +33,15 @@ def same(one: Any, two: Any) -> bool:
 
 def test_values_come_back_to_the_bit() -> None:
     assert same(MESSAGE, decode(encode(MESSAGE)))
+
+
+def test_values_come_back_without_the_compiled_module_of_msgpack() -> None:
+    program = "import sys\nfrom understudy_client.protocol import decode, encode\n"
+    program += "sys.stdout.buffer.write(encode(decode(sys.stdin.buffer.read())))"
+    message = encode(MESSAGE)
+    plain = os.environ | {"MSGPACK_PUREPYTHON": "1"}
+    done = subprocess.run([sys.executable, "-c", program], input=message, env=plain, stdout=subprocess.PIPE, check=True)
+    assert done.stdout == encode(decode(message))
 
 
 def test_the_form_is_that_of_openpi() -> None:

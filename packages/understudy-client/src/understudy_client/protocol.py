@@ -104,10 +104,11 @@ def decode_message(data: bytes) -> tuple[Any, Dialect]:
     dialects: list[Dialect] = []
 
     def unpack(pairs: Any) -> Any:
-        for key, _ in count(pairs):
+        items = count(list(pairs))  # msgpack without its compiled module gives a generator
+        for key, _ in items:
             if len(key) > _LONGEST_NAME:
                 raise MessageError(f"a key has {len(key):,} letters; it may have {_LONGEST_NAME:,}")
-        return _unpack(dict(pairs), dialects)
+        return _unpack(dict(items), dialects)
 
     def count(values: Any) -> Any:
         nonlocal left

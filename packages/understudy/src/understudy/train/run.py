@@ -191,8 +191,8 @@ def open_checkpoint(
 def _start(run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop], int]) -> int:
     """Join the other processes, lock the run's folder and handle stop signals, then do `work`.
 
-    `work` freezes the opened data, which stay until its end: thousands of sources are millions of objects, and to search
-    them for garbage again and again took a fifth of the start of 3,000.
+    `work` freezes the opened data, which stay until its end: thousands of sources are millions of objects, and to
+    search them for garbage again and again took a fifth of the start of 3,000.
     """
     try:
         with stop_signals(at_once=True) as stop:

@@ -80,7 +80,7 @@ class VideoFrames(ProcessLocal):
         self._pid = os.getpid()
 
     def _share_open_files(self, other: "VideoFrames") -> None:
-        """Use the open files of another reader of the same videos: to open one again costs as much as to decode a clip."""
+        """Use the open files of another reader of the same videos: opening one costs as much as decoding a clip."""
         other._check_process()
         self.readers = other.readers
         self._live = other._live
